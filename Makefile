@@ -1,0 +1,43 @@
+# Every target sets up .venv by itself and repeats fast when nothing changed.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+STAMP := .venv/installed
+DOCS_STAMP := .venv/installed-docs
+
+.PHONY: demo test test-slow lint bench docs clean
+
+demo: $(STAMP)  ## the tour: a report about every regulariser, and where it was written
+	$(BIN)/fenchel tour --out build/tour
+
+test: lint  ## lint, types, and the quick tests
+	$(BIN)/python -m pytest -n auto
+
+test-slow: $(STAMP)  ## the long tests
+	$(BIN)/python -m pytest -n auto -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## measured ratios, into results/
+	$(BIN)/fenchel bench maps --out results/bench_maps.json
+
+docs: $(DOCS_STAMP)  ## the site, into build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+	@echo "open build/docs/index.html"
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	@echo "installing torch and the development tools (a few minutes the first time)"
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(PIP) -e ".[docs]"
+	@touch $@

@@ -1,0 +1,33 @@
+"""fenchel: attention as the expectation of values under the distribution that solves
+
+    p* = argmax_p <scores, p> - Omega(p).
+
+Choose Omega and the base measure, get weights, exact derivatives and a certificate.
+"""
+
+from fenchel import priors
+from fenchel._version import __version__
+from fenchel.losses import fenchel_young_loss
+from fenchel.maps import entmax, softmax, sparsemax
+from fenchel.regularizers import Budget, Fused, Norm, Regularizer, Shannon, Tsallis
+from fenchel.solution import Solution, SolveError, Status
+from fenchel.solve import solve
+
+__all__ = [
+    "Budget",
+    "Fused",
+    "Norm",
+    "Regularizer",
+    "Shannon",
+    "Solution",
+    "SolveError",
+    "Status",
+    "Tsallis",
+    "__version__",
+    "entmax",
+    "fenchel_young_loss",
+    "priors",
+    "softmax",
+    "solve",
+    "sparsemax",
+]

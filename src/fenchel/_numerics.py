@@ -1,0 +1,93 @@
+"""Numbers that every room needs: precision, tolerances, and functions that stay smooth where
+the textbook formula divides zero by zero. Nothing here knows about attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Half precision is computed in float32; float32 and float64 as they are."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def tolerance(dtype: torch.dtype, size: int) -> float:
+    """The rounding error that a careful sum over `size` terms may leave, relative to one."""
+    return 8.0 * torch.finfo(compute_dtype(dtype)).eps * max(1, size) ** 0.5
+
+
+def certificate_dtype(device: torch.device) -> torch.dtype:
+    """Certificates are evaluated in float64, except on devices that lack it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def readable(*tensors: Tensor | None) -> bool:
+    """Whether Python may look at the values: not while compiling, under vmap, or on fake data."""
+    if torch.compiler.is_compiling():
+        return False
+    return all(_holds_values(tensor) for tensor in tensors if tensor is not None)
+
+
+def _holds_values(tensor: Tensor) -> bool:
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return False
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.device.type != "meta" and type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+def has(condition: Tensor) -> bool:
+    """`condition` holds somewhere, as far as Python may look; False where it may not."""
+    return readable(condition) and bool(condition.any())
+
+
+def where(condition: Tensor, values: Tensor, other: float) -> Tensor:
+    """torch.where with a number on the other side, in the dtype of `values`."""
+    return torch.where(condition, values, values.new_full((), other))
+
+
+def masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    """Largest value of the last axis where `mask` holds; -inf for a row without any. (..., 1)"""
+    if values.shape[-1] == 0:
+        return values.new_full((*values.shape[:-1], 1), -torch.inf)
+    return where(mask, values, -torch.inf).amax(-1, keepdim=True)
+
+
+def dot(left: Tensor, right: Tensor) -> Tensor:
+    """Inner product over the last axis in plain operations, which autocast leaves alone."""
+    return (left * right).sum(-1)
+
+
+# Below this size the ratios use their series: beyond it, three derivatives of the quotient
+# lose at most a factor 1/0.25^3 = 64 of precision; within it, the series below are exact.
+_SERIES_RADIUS = 0.25
+
+
+def log1p_ratio(x: Tensor) -> Tensor:
+    """log(1 + x) / x for x > -1, smooth through x = 0 with its derivatives of every order."""
+    near = x.abs() < _SERIES_RADIUS
+    small, large = where(near, x, 0.0), where(~near, x, 1.0)
+    # log1p(x) = 2 artanh(y), y = x / (2 + x): an odd series whose terms fall by y^2 < 0.021.
+    y = small / (2.0 + small)
+    series = _horner(y * y, [1.0 / (2 * k + 1) for k in range(11)]) * 2.0 / (2.0 + small)
+    return torch.where(near, series, torch.log1p(large) / large)
+
+
+def expm1_ratio(x: Tensor) -> Tensor:
+    """(exp(x) - 1) / x, smooth through x = 0 with its derivatives of every order."""
+    near = x.abs() < _SERIES_RADIUS
+    small, large = where(near, x, 0.0), where(~near, x, 1.0)
+    coefficients, factorial = [], 1.0
+    for k in range(14):
+        factorial *= k + 1
+        coefficients.append(1.0 / factorial)
+    return torch.where(near, _horner(small, coefficients), torch.expm1(large) / large)
+
+
+def _horner(x: Tensor, coefficients: list[float]) -> Tensor:
+    total = torch.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + coefficient
+    return total

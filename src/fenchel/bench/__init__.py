@@ -1,0 +1,1 @@
+"""Measurements: times as ratios, derivatives as largest differences, and what the machine has."""

@@ -1,0 +1,148 @@
+"""The `fenchel` command: what is installed here, the tour, the benchmarks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from fenchel import __version__
+from fenchel.bench import machine, maps
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    epilog="Example: fenchel tour --out build/tour",
+)
+bench = typer.Typer(no_args_is_help=True, epilog="Example: fenchel bench maps --quick")
+app.add_typer(bench, name="bench", help="Times on this machine, as ratios to plain torch.")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fenchel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Attention as a regularised problem: exact sparse maps with a certificate."""
+
+
+@app.command(epilog="Example: fenchel info --json")
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Versions, devices, and which fast paths are open here (with the reason where not)."""
+    facts, paths = machine.summary(), machine.fast_paths()
+    if as_json:
+        document = {**facts, "fast_paths": [dataclasses.asdict(path) for path in paths]}
+        typer.echo(json.dumps(document, indent=2))
+        return
+    console = Console()
+    listing = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        shown = ", ".join(value) if isinstance(value, list) else str(value)
+        listing.add_row(Text(name.replace("_", " "), style="dim"), Text(shown))
+    console.print(listing)
+    console.print(_path_table(paths))
+
+
+def _path_table(paths: list[machine.FastPath]) -> Table:
+    table = Table("fast path", "active", "why", title="Fast paths", title_justify="left")
+    for path in paths:
+        mark = Text("yes", style="green") if path.active else Text("no", style="yellow")
+        table.add_row(Text(path.name), mark, Text(path.why))  # Text: brackets are not markup
+    return table
+
+
+@app.command(epilog="Example: fenchel tour --out build/tour --open")
+def tour(
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Directory to write tour.html into.")
+    ] = Path("fenchel-tour"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the scores that are shown.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Write one HTML page about every regulariser, computed here, and print its path.
+
+    The page needs no network. It takes under a minute; the derivatives and the timings are the
+    slow part.
+    """
+    from fenchel.report import chapters, page  # matplotlib and jinja2 load only for this command
+    from fenchel.report.chapter import Tour
+
+    order = chapters.discover()
+    written = []
+    with _progress() as progress:
+        task = progress.add_task("", total=len(order))
+        for module in order:
+            progress.update(task, description=module.__name__.rpartition(".")[2])
+            written.append(module.chapter(Tour(seed=seed)))
+            progress.advance(task)
+    path = page.write(out / "tour.html", written, seed=seed)
+    typer.echo(path)
+    if open_page:
+        webbrowser.open(path.resolve().as_uri())
+
+
+@bench.command("maps", epilog="Example: fenchel bench maps --rows 256 --out maps.json")
+def bench_maps(
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of scores. [1024; quick: 64]")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Keys in a row. [1024; quick: 256]")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; the median is shown. [7; quick: 3]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write the figures as JSON.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")] = False,
+) -> None:
+    """Time every map, forward and forward+backward, as a ratio to torch.softmax."""
+    given = {"rows": rows, "length": length, "repeats": repeats}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = dataclasses.replace(maps.QUICK if quick else maps.Settings(), **chosen)
+    with _progress() as progress:
+        task = progress.add_task("timing", total=maps.steps(settings))
+        report = maps.run(settings, lambda: progress.advance(task))
+    Console().print(_timing_table(report))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+        typer.echo(out)
+
+
+def _timing_table(report: maps.Report) -> Table:
+    size = f"{report.settings.length} keys, {report.settings.repeats} rounds"
+    table = Table(title=f"Time relative to torch.softmax ({size})", title_justify="left")
+    table.add_column("map")
+    table.add_column("rows", justify="right")
+    for direction in maps.DIRECTIONS:
+        table.add_column(f"{direction}, ratio (min..max)", justify="right")
+    pairs = zip(report.timings[::2], report.timings[1::2], strict=True)
+    for forward, backward in pairs:
+        table.add_row(forward.name, str(forward.rows), str(forward), str(backward))
+    return table
+
+
+def _progress() -> Progress:
+    """On standard error, so that standard output holds only the result."""
+    columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)

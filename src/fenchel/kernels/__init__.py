@@ -1,0 +1,1 @@
+"""Numbers only: fast solvers that know nothing of regularisers."""

@@ -1,0 +1,130 @@
+"""The offset that normalises Tsallis weights: a monotone Newton search, row by row.
+
+With eps = alpha - 1 the weights are p = nu y^(1/eps), y = [1 + eps (s - a)/tau]_+, and the offset
+`a` solves F(a) = sum p = 1. Two forms of y are used. For alpha <= 2 the one above: it is smooth
+through alpha = 1, where y^(1/eps) = exp((s - a)/tau). For alpha > 2 a key next to the edge of the
+support has unbounded slope, and one ulp of `a` would move its weight by ulp^(1/eps); there
+y = eps (s - t)/tau with the threshold t = a - tau/eps written as `centre + rest`, the centre being
+the score of the key nearest to the edge: s - centre is exact for the keys that matter, and `rest`
+keeps its own relative precision.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fenchel.kernels.rows import row_operator
+
+_MAX_STEPS = 400  # bisection alone needs ~60 halvings a stage; Newton makes it about eight
+
+
+def power_ratio(log_x: Tensor, eps: Tensor | float) -> Tensor:
+    """(x^eps - 1) / eps, which is log x at eps = 0."""
+    if isinstance(eps, float):
+        return torch.expm1(eps * log_x) / eps if eps else log_x
+    return torch.where(eps > 0, torch.expm1(eps * log_x) / torch.where(eps > 0, eps, 1.0), log_x)
+
+
+@row_operator("tsallis_offset", columns=2)
+def tsallis_offset(
+    scores: Tensor, log_mass: Tensor | None, alpha: Tensor, tau: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(centre, rest) of the offset (of the threshold where alpha > 2), each (..., 1).
+
+    Scores have row maximum 0 and dead keys at -inf; alpha and tau are columns (..., 1).
+    """
+    rows = torch.broadcast_shapes(scores.shape[:-1], alpha.shape[:-1], tau.shape[:-1])
+    s = scores.expand(*rows, -1)
+    log_mass = None if log_mass is None else log_mass.expand_as(s)
+    family = _Family(log_mass, (alpha - 1).expand(*rows, 1), tau.expand(*rows, 1))
+    alive = (s > -torch.inf).any(-1, keepdim=True)
+    offset = _search(s, family, _bracket(s, family, alive), alive, edge_form=False)
+    zero = torch.zeros_like(offset)
+    steep = alive & (family.eps > 1)
+    if not bool(steep.any()):
+        return offset, zero
+    centre, rest = _refine_edge(s, family, offset, steep)
+    return torch.where(steep, centre, offset), torch.where(steep, rest, zero)
+
+
+class _Family(NamedTuple):
+    log_mass: Tensor | None  # (..., n)
+    eps: Tensor  # (..., 1)
+    tau: Tensor  # (..., 1)
+
+
+def _bracket(s: Tensor, family: _Family, alive: Tensor) -> tuple[Tensor, Tensor]:
+    # Low: some key alone already carries the whole mass. High: all keys at the maximum carry it.
+    log_mass, eps, tau = family
+    live = s > -torch.inf
+    if log_mass is None:
+        total = live.sum(-1, keepdim=True).to(s.dtype).log()
+        low = torch.zeros_like(total)
+    else:
+        total = torch.logsumexp(torch.where(live, log_mass, -torch.inf), -1, True)
+        alone = torch.where(live, s - tau * power_ratio(-log_mass, eps), -torch.inf)
+        low = alone.amax(-1, True).clamp(min=torch.finfo(s.dtype).min / 16)
+    high = -tau * power_ratio(-total, eps)
+    low, high = torch.where(alive, low, 0.0), torch.where(alive, high, 0.0)
+    return torch.minimum(low, high), high
+
+
+def _mass_and_slope(
+    s: Tensor, family: _Family, offset: Tensor, edge_form: bool
+) -> tuple[Tensor, Tensor]:
+    """F and -tau dF/da = sum nu y^(1/eps - 1)."""
+    log_mass, eps, tau = family
+    distance = (s - offset) / tau
+    x = eps * distance
+    y = x if edge_form else 1.0 + x
+    on = (y > 0) & (s > -torch.inf)
+    y = torch.where(on, y, 1.0)
+    log_y = y.log() if edge_form else torch.log1p(torch.where(on, x, 0.0))
+    log_p = torch.where(eps > 0, log_y / torch.where(eps > 0, eps, 1.0), distance)
+    if log_mass is not None:
+        log_p = log_p + log_mass
+    p = torch.where(on, log_p.exp(), 0.0)
+    return p.sum(-1, keepdim=True), (p / y).sum(-1, keepdim=True)
+
+
+def _search(
+    s: Tensor, family: _Family, bracket: tuple[Tensor, Tensor], active: Tensor, edge_form: bool
+) -> Tensor:
+    """Root of F = 1 in the bracket, for the active rows. Newton on (F^eps - 1)/eps, a norm of y:
+    convex for alpha <= 2, so that the steps from the left never pass the root and need no
+    safeguard; for alpha > 2 it is not, and every third step halves the bracket instead."""
+    accuracy = 2 * torch.finfo(s.dtype).eps
+    steep = family.eps > 1
+    low, high = bracket
+    a = low
+    for step in range(_MAX_STEPS):
+        mass, slope = _mass_and_slope(s, family, a, edge_form)
+        low, high = torch.where(mass >= 1, a, low), torch.where(mass <= 1, a, high)
+        newton = a - family.tau * mass * power_ratio(-mass.log(), family.eps) / slope
+        middle = low + (high - low) / 2
+        halve = ~((newton > low) & (newton < high)) | (step % 3 == 2)
+        following = torch.where(halve & steep, middle, newton)
+        done = ((mass - 1).abs() <= accuracy) | torch.where(
+            steep, (middle <= low) | (middle >= high), ~(newton > a)
+        )
+        if bool((done | ~active).all()):
+            break
+        a = torch.where(done, a, following)
+    return a
+
+
+def _refine_edge(
+    s: Tensor, family: _Family, offset: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The threshold as (score of the key nearest to it) + rest, solved for the rest."""
+    width = family.tau / family.eps
+    threshold = offset - width
+    nearest = (s - threshold).abs().argmin(-1, keepdim=True)
+    centre = s.gather(-1, nearest)
+    guess = threshold - centre
+    reach = 16 * torch.finfo(s.dtype).eps * (offset.abs() + width)
+    bracket = (guess - reach, guess + reach)
+    return centre, _search(s - centre, family, bracket, active, edge_form=True)

@@ -1,0 +1,288 @@
+"""Base measures over keys, and priors that make them tile by tile.
+
+A base measure `nu` says how much room each key has before any score is seen; it is used as
+given, never normalised. Zero mass is a mask. A *prior* makes the logarithm of a base for any
+block of query and key positions, so that a long one is never stored whole and never underflows:
+
+    scores = torch.randn(8, 128, 128)                              # (head, query, key)
+    fl.solve(scores, fl.Tsallis(1.5), base=fl.priors.Causal() * fl.priors.ALiBi(heads=8))
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import certificate_dtype, has, where
+
+
+@dataclass(frozen=True)
+class Base:
+    """A measure resolved for one tensor of scores: nu = mass * exp(log_mass) where allowed.
+
+    `allowed` marks the keys that can carry weight, in the shape of the scores. `mass` is kept
+    as given (not as a logarithm) so that the derivative at zero mass is the one-sided one.
+    """
+
+    allowed: Tensor
+    mass: Tensor | None = None
+    log_mass: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Every allowed key has mass one."""
+        return self.mass is None and self.log_mass is None
+
+    def log(self) -> Tensor | None:
+        """log nu, -inf where nothing is allowed; None for a plain mask."""
+        if self.plain:
+            return None
+        if self.mass is not None:
+            logarithm = where(self.allowed, self.mass, 1.0).log()
+        else:
+            assert self.log_mass is not None
+            logarithm = self.log_mass
+        return where(self.allowed, logarithm, -math.inf)
+
+    def safe_log(self) -> Tensor | float:
+        """log nu where allowed and 0 elsewhere: finite, so that derivatives are too."""
+        logarithm = self.log()
+        return 0.0 if logarithm is None else where(self.allowed, logarithm, 0.0)
+
+
+class Prior(ABC):
+    """Makes a base measure from positions. Multiply two priors to apply both."""
+
+    @abstractmethod
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Log mass of the keys at `columns` for the queries at `rows`.
+
+        Shape (..., len(rows), len(columns)); leading axes broadcast with those of the scores.
+        """
+
+    def __mul__(self, other: Prior) -> Prior:
+        if not isinstance(other, Prior):
+            return NotImplemented
+        return Product(self, other)
+
+
+@dataclass(frozen=True)
+class Product(Prior):
+    """Both priors at once: masses multiply. Written `first * second`."""
+
+    first: Prior
+    second: Prior
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.first.log_mass(rows, columns) + self.second.log_mass(rows, columns)
+
+
+def _mask(keep: Tensor) -> Tensor:
+    return torch.zeros((), device=keep.device).masked_fill(~keep, -math.inf)
+
+
+def _distance(rows: Tensor, columns: Tensor) -> Tensor:
+    """key position minus query position, (rows, columns)."""
+    return columns[None, :] - rows[:, None]
+
+
+@dataclass(frozen=True)
+class Causal(Prior):
+    """Query i sees keys 0 .. i + offset. With cached keys, offset = keys - queries."""
+
+    offset: int = 0
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return _mask(_distance(rows, columns) <= self.offset)
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Prior):
+    """Query i sees keys at most `width` positions away, on both sides."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.width < 0:
+            raise ValueError(
+                f"width must be >= 0, got {self.width}; 0 lets each query see only itself"
+            )
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return _mask(_distance(rows, columns).abs() <= self.width)
+
+
+@dataclass(frozen=True)
+class KeyPadding(Prior):
+    """Only the first `lengths` keys are real.
+
+    `lengths` has the leading axes of the scores, without query and key: for scores
+    (batch, head, query, key) pass `lengths[:, None]`, shape (batch, 1).
+    """
+
+    lengths: Tensor
+
+    def __post_init__(self) -> None:
+        if self.lengths.is_floating_point() or self.lengths.dtype == torch.bool:
+            raise TypeError(
+                f"lengths must be integers, got {self.lengths.dtype}; "
+                "for a mask of real keys pass it as base= directly (True = attend)"
+            )
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        keep = columns < self.lengths[..., None, None]  # (..., 1, columns)
+        return _mask(keep.expand(*keep.shape[:-2], len(rows), -1))
+
+
+@dataclass(frozen=True)
+class ALiBi(Prior):
+    """Mass exp(-slope |distance|), one slope a head (Press, Smith and Lewis, 2022).
+
+    `slopes` defaults to their geometric sequence; pass a tensor (a `Parameter` trains).
+    Log mass has shape (head, query, key).
+    """
+
+    heads: int
+    slopes: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.heads < 1:
+            raise ValueError(f"heads must be >= 1, got {self.heads}")
+        if self.slopes is not None and self.slopes.shape != (self.heads,):
+            raise ValueError(
+                f"slopes must have shape ({self.heads},), one a head, got {tuple(self.slopes.shape)}"
+            )
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        slopes = self.slopes
+        if slopes is None:
+            exact = certificate_dtype(rows.device)
+            slopes = torch.tensor(alibi_slopes(self.heads), dtype=exact, device=rows.device)
+        return -slopes[:, None, None] * _distance(rows, columns).abs()
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8 h / heads); where heads is no power of two, every other slope of twice as many."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+    between = [2.0 ** (-4.0 * (2 * h + 1) / power) for h in range(heads - power)]
+    return slopes + between
+
+
+@dataclass(frozen=True)
+class RelativeBuckets(Prior):
+    """T5's relative position bias: log mass = table[bucket(distance), head].
+
+    `table` has shape (buckets, heads) and trains if it is a `Parameter`. The first half of the
+    buckets of a side are exact distances, the rest grow logarithmically up to `max_distance`
+    (Raffel et al., 2020). Log mass has shape (head, query, key).
+    """
+
+    table: Tensor
+    max_distance: int = 128
+    bidirectional: bool = True
+
+    def __post_init__(self) -> None:
+        if self.table.ndim != 2:
+            raise ValueError(
+                f"table must have shape (buckets, heads), got {tuple(self.table.shape)}"
+            )
+        per_side = self.table.shape[0] // (2 if self.bidirectional else 1)
+        if per_side < 2 or self.max_distance <= per_side // 2:
+            raise ValueError(
+                f"{self.table.shape[0]} buckets do not fit max_distance={self.max_distance}; "
+                "need at least 2 buckets a side, and max_distance above half of them"
+            )
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.table[self.buckets(_distance(rows, columns))].movedim(-1, 0)
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Bucket of each key-minus-query distance."""
+        per_side = self.table.shape[0]
+        first = torch.zeros_like(distance)
+        if self.bidirectional:
+            per_side //= 2
+            first = torch.where(distance > 0, per_side, 0)
+            far = distance.abs()
+        else:
+            far = (-distance).clamp(min=0)
+        exact = per_side // 2
+        ratio = (far.clamp(min=exact) / exact).log() / math.log(self.max_distance / exact)
+        coarse = (exact + (ratio * (per_side - exact)).long()).clamp(max=per_side - 1)
+        return first + torch.where(far < exact, far, coarse)
+
+
+@dataclass(frozen=True)
+class Preference(Prior):
+    """A learned preference over keys: log mass = logits[..., key], the same for every query.
+
+    `logits` has shape (..., keys); leading axes are those of the scores without the query.
+    """
+
+    logits: Tensor
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        picked = self.logits[..., columns]
+        return picked[..., None, :].expand(*picked.shape[:-1], len(rows), -1)
+
+
+def resolve(base: Tensor | Prior | None, shape: torch.Size, like: Tensor) -> Base:
+    """The measure over keys (last axis) for scores of `shape`; dtype and device of `like`."""
+    if base is None:
+        return Base(torch.ones(shape, dtype=torch.bool, device=like.device))
+    if isinstance(base, Prior):
+        return _from_prior(base, shape, like)
+    if not isinstance(base, Tensor):
+        raise TypeError(
+            f"base must be a tensor or a fenchel prior, got {type(base).__name__}; "
+            "wrap numbers in torch.tensor(...)"
+        )
+    return _from_tensor(base, shape, like)
+
+
+def _from_prior(prior: Prior, shape: torch.Size, like: Tensor) -> Base:
+    queries = shape[-2] if len(shape) > 1 else 1
+    rows = torch.arange(queries, device=like.device)
+    columns = torch.arange(shape[-1], device=like.device)
+    log_mass = prior.log_mass(rows, columns).to(like.dtype)
+    if len(shape) == 1:
+        log_mass = log_mass.squeeze(-2)
+    log_mass = _expand(log_mass, shape, f"{type(prior).__name__}.log_mass")
+    return Base(allowed=log_mass > -math.inf, log_mass=log_mass)
+
+
+def _from_tensor(base: Tensor, shape: torch.Size, like: Tensor) -> Base:
+    if base.is_complex():
+        raise TypeError("base must be real and non-negative, got complex numbers")
+    if base.device != like.device:
+        raise ValueError(
+            f"base is on {base.device} and the scores on {like.device}; move one of them"
+        )
+    base = _expand(base, shape, "base")
+    if base.dtype == torch.bool:
+        return Base(allowed=base)
+    if has(base < 0):
+        raise ValueError(
+            f"base must be non-negative, got {base.min().item():g}; 0 masks a key, and a bias "
+            "on a logarithmic scale is passed as base=bias.exp() or as a prior"
+        )
+    mass = base.to(like.dtype)
+    return Base(allowed=mass > 0, mass=mass)
+
+
+def _expand(tensor: Tensor, shape: torch.Size, name: str) -> Tensor:
+    try:
+        fits = torch.broadcast_shapes(tensor.shape, shape) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} does not broadcast to the scores' shape "
+            f"{tuple(shape)}; keys are the last axis (or the axis given as dim)"
+        )
+    return tensor.expand(shape)

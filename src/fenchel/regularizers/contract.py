@@ -1,0 +1,198 @@
+"""The contract of a regulariser: what it must know, and what follows from it.
+
+A regulariser is a convex function Omega on distributions over keys. It knows its value, the
+maximiser of <scores, p> - Omega(p), and the curvature of its conjugate at a solution; Fisher
+matrices, advantages, losses and certificates are derived. Write your own by subclassing
+`Regularizer`; `fenchel.testing` checks it.
+
+What a regulariser is handed is already prepared: keys on the last axis, float32 or float64,
+every number finite, the largest live score of a row zero, and `base.allowed` false on every key
+that may not carry weight (masked, at -inf, or in a row that cannot be solved).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel._numerics import certificate_dtype, dot, has, where
+from fenchel.priors import Base
+
+
+class Dual(NamedTuple):
+    """What certifies an answer: the multiplier of the constraint sum p = total, measured from the
+    row's largest score, and (total variation only) the multipliers of the edges."""
+
+    offset: Tensor  # (...)
+    edges: Tensor | None = None
+
+
+class Maximum(NamedTuple):
+    """The maximiser of <scores, p> - Omega(p), with scores less their row maximum."""
+
+    weights: Tensor  # (..., n), differentiable
+    threshold: Tensor  # (...), the score at or below which a key gets nothing
+    potential: Tensor  # (...), the value of the maximum: the conjugate at the scores
+    dual: Dual
+    feasible: Tensor | None = None  # (...), bool; None: always
+    settled: Tensor | None = None  # (...), bool: reached its tolerance; None: always
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Hessian of the conjugate at a solution: how weights answer to scores, dp = apply(ds).
+
+    For Omega = sum nu omega(p / nu), stationarity omega'(p_i / nu_i) = s_i - lambda on the support
+    gives dp_i = r_i (ds_i - dlambda) with r = nu / omega''(p / nu), and sum dp = 0 gives
+    dlambda = <r, ds> / sum r. So dp = (diag(r) - r r^T / sum r) ds, and r / sum r is the escort.
+    """
+
+    response: Tensor  # r, zero off the support  (..., n)
+    escort: Tensor  # d lambda / d scores, sums to one  (..., n)
+
+    @classmethod
+    def separable(cls, response: Tensor) -> Curvature:
+        return cls(response, normalized(response))
+
+    def apply(self, direction: Tensor) -> Tensor:
+        """dp for ds = direction; equally the gradient in scores of <direction, p>."""
+        return self.response * self.advantage(direction)
+
+    def advantage(self, utility: Tensor) -> Tensor:
+        """Utility minus its mean under the escort distribution."""
+        return utility - dot(self.escort, utility).unsqueeze(-1)
+
+
+class Regularizer(ABC):
+    """A convex Omega. Subclasses are frozen dataclasses: parameters in, no state."""
+
+    #: True: any base measure. False: only masks (zeros and ones) have a meaning.
+    takes_base: ClassVar[bool] = False
+    #: True: p_i > 0 for every key of positive mass.
+    full_support: ClassVar[bool] = False
+
+    @abstractmethod
+    def value(self, weights: Tensor, base: Base) -> Tensor:
+        """Omega(weights), temperature included; +inf outside its domain. (..., n) -> (...)"""
+
+    @abstractmethod
+    def maximize(self, scores: Tensor, base: Base) -> Maximum:
+        """argmax_p <scores, p> - Omega(p), differentiable in the scores and every parameter."""
+
+    @abstractmethod
+    def curvature(self, weights: Tensor, base: Base) -> Curvature:
+        """The Hessian of the conjugate at the scores that gave `weights`."""
+
+    def conjugate(self, scores: Tensor, base: Base) -> Tensor:
+        """Omega*(scores) = max_p <scores, p> - Omega(p). (..., n) -> (...)"""
+        return self.maximize(scores, base).potential
+
+    def gap(self, scores: Tensor, weights: Tensor, dual: Dual, base: Base) -> Tensor:
+        """Upper bound on how far `weights` are from optimal; zero only at the optimum.
+
+        Derived as dual minus primal. Families override it with a sum of non-negative terms,
+        which keeps its digits near the optimum.
+        """
+        return self.conjugate(scores, base) + self.value(weights, base) - dot(scores, weights)
+
+    def total(self, like: Tensor) -> Tensor:
+        """What the weights of a row sum to. (...) or broadcastable"""
+        return torch.ones((), dtype=like.dtype, device=like.device)
+
+    def valid_rows(self, like: Tensor) -> Tensor:
+        """Rows whose parameters are in range, where Python could not look at them. (...)"""
+        return torch.ones((), dtype=torch.bool, device=like.device)
+
+
+def normalized(response: Tensor) -> Tensor:
+    """Divide by the row's sum; a row of zeros stays zero."""
+    total = response.sum(-1, keepdim=True)
+    return response / where(total > 0, total, 1.0)
+
+
+def per_row(parameter: float | Tensor, like: Tensor, name: str) -> Tensor:
+    """A parameter as a column that broadcasts against the rows of `like`. (..., 1)"""
+    if not isinstance(parameter, Tensor):
+        return torch.full((1,) * like.ndim, parameter, dtype=like.dtype, device=like.device)
+    try:
+        fits = torch.broadcast_shapes(parameter.shape, like.shape[:-1]) == like.shape[:-1]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} of shape {tuple(parameter.shape)} does not broadcast over the rows of the "
+            f"scores, {tuple(like.shape[:-1])}; one a head is shape (heads, 1) for scores "
+            "(batch, head, query, key)"
+        )
+    lead = (1,) * (like.ndim - 1 - parameter.ndim)
+    return parameter.to(like.dtype).reshape(*lead, *parameter.shape, 1)
+
+
+def check_parameter(
+    value: float | Tensor, name: str, low: float, *, strict: bool = False, remedy: str = ""
+) -> None:
+    """Refuse a parameter outside [low, inf) (or (low, inf)), naming the value and the way out."""
+    sign = ">" if strict else ">="
+    if isinstance(value, Tensor):
+        if value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"{name} must be real, got {value.dtype}")
+        wrong = ~((value > low) if strict else (value >= low)) | value.isinf()
+        if has(wrong):
+            shown = value.detach()[wrong].flatten()[0].item()
+            raise ValueError(f"{name} must be finite and {sign} {low:g}, got {shown:g}{remedy}")
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    if not (value > low if strict else value >= low) or value == float("inf"):
+        raise ValueError(f"{name} must be finite and {sign} {low:g}, got {value:g}{remedy}")
+
+
+def in_range(column: Tensor, low: float, *, strict: bool = False) -> Tensor:
+    """The check of `check_parameter`, row by row, for where Python may not look."""
+    above = column > low if strict else column >= low
+    return (above & column.isfinite()).squeeze(-1)
+
+
+def exactly(tensor: Tensor) -> Tensor:
+    """Detached, in the precision of certificates."""
+    return tensor.detach().to(certificate_dtype(tensor.device))
+
+
+def mass_gap(weights: Tensor, total: Tensor | None = None) -> Tensor:
+    """Fenchel–Young term of the constraint sum p = total: m log(m / total) - m + total >= 0."""
+    mass = weights.sum(-1)
+    total = torch.ones_like(mass) if total is None else total
+    return total * bregman_power(mass / total, torch.ones_like(mass))
+
+
+def bregman_power(ratio: Tensor, alpha: Tensor) -> Tensor:
+    """(r^alpha - 1 - alpha (r - 1)) / (alpha (alpha - 1)) >= 0 for r >= 0, zero at one only.
+
+    Far from one: (r L - (r - 1)) / alpha with L = (r^(alpha-1) - 1)/(alpha - 1), smooth through
+    alpha = 1. Near one that difference is all rounding, so there Taylor's remainder
+    (r - 1)^2 int_0^1 (1 - t) (1 + t (r - 1))^(alpha - 2) dt is summed: every term is positive.
+    """
+    excess, eps = ratio - 1, alpha - 1
+    log_ratio = torch.log1p(where(ratio > 0, excess, 0.0))
+    power = torch.where(
+        eps > 0, torch.expm1(eps * log_ratio) / where(eps > 0, eps, 1.0), log_ratio
+    )
+    far = (where(ratio > 0, ratio * power, 0.0) - excess) / alpha
+    near = excess.abs() < 0.05
+    step = where(near, excess, 0.0)
+    remainder = sum(w * (1 - t) * (1 + t * step) ** (alpha - 2) for t, w in _NODES)
+    return torch.where(near, step * step * remainder, far)
+
+
+def _gauss_legendre(count: int) -> list[tuple[float, float]]:
+    """Nodes and weights on [0, 1]; seven reach 1e-16 for |r - 1| < 0.05."""
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return [((t + 1) / 2, w / 2) for t, w in zip(nodes.tolist(), weights.tolist(), strict=True)]
+
+
+_NODES = _gauss_legendre(7)

@@ -1,0 +1,186 @@
+"""Fused: Omega(p) = |p|^2 / 2 + strength * total variation of p.
+
+On a line its map is fusedmax (Niculae and Blondel, 2017), on a grid TVmax (Martins et al., 2020).
+Both are sparsemax of the total-variation proximal point of the scores, because [x - t]_+ is a
+monotone function of x and keeps every sign of every difference.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import dot, masked_max, where
+from fenchel.kernels import total_variation as tv
+from fenchel.priors import Base
+from fenchel.regularizers.contract import (
+    Curvature,
+    Dual,
+    Maximum,
+    Regularizer,
+    check_parameter,
+    exactly,
+    in_range,
+    mass_gap,
+    normalized,
+    per_row,
+)
+from fenchel.regularizers.tsallis import Tsallis
+
+
+@dataclass(frozen=True)
+class Fused(Regularizer):
+    """max_p <s, p> - |p|^2 / 2 - strength * sum over neighbours |p_i - p_j|.
+
+    >>> fl.solve(scores, fl.Fused(0.1)).weights                   # runs of equal weight
+    >>> fl.solve(scores, fl.Fused(0.1, grid=(14, 14))).weights    # patches, keys in row order
+
+    strength: >= 0, a number or a tensor that broadcasts over the rows, differentiable.
+    grid: (height, width) with height * width keys; None is a line. A masked key cuts the chain.
+    tolerance, max_steps: the grid only, which is iterated until its duality gap, relative to the
+    spread of the scores, is below the tolerance (default 1e-12; groups are decided in float64);
+    rows that are not there after max_steps get the status MAX_STEPS.
+    """
+
+    strength: float | Tensor
+    grid: tuple[int, int] | None = None
+    tolerance: float | None = None
+    max_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        check_parameter(self.strength, "strength", 0.0)
+        if self.tolerance is not None:
+            check_parameter(self.tolerance, "tolerance", 0.0, strict=True)
+        if self.max_steps < 1:
+            raise ValueError(f"max_steps must be >= 1, got {self.max_steps}")
+        if self.grid is not None and (len(self.grid) != 2 or min(self.grid) < 1):
+            raise ValueError(f"grid must be (height, width), both >= 1, got {self.grid}")
+        if self.grid is None and self.tolerance is not None:
+            raise ValueError("tolerance is for a grid; a line is solved exactly. Leave it out")
+
+    def value(self, weights: Tensor, base: Base) -> Tensor:
+        strength = per_row(self.strength, weights, "strength").squeeze(-1)
+        outside = ((weights > 0) & ~base.allowed).any(-1)
+        variation = self._differences(weights, base.allowed).abs().sum((-2, -1))
+        return where(~outside, dot(weights, weights) / 2 + strength * variation, math.inf)
+
+    def maximize(self, scores: Tensor, base: Base) -> Maximum:
+        strength = per_row(self.strength, scores, "strength")
+        scores = where(base.allowed, scores, 0.0)
+        labels, signs, edges, settled = self._partition(scores, strength, base.allowed)
+        smooth = tv.group_means(scores - strength * signs, labels)
+        # Smoothing lowers the maximum; sparsemax wants it at zero again.
+        peak = where(base.allowed.any(-1, True), masked_max(smooth, base.allowed), 0.0).detach()
+        inner = Tsallis(2.0).maximize(where(base.allowed, smooth - peak, 0.0), base)
+        threshold = inner.threshold + peak.squeeze(-1)
+        potential = dot(scores, inner.weights) - self.value(inner.weights, base)
+        dual = Dual(threshold, edges)
+        return Maximum(inner.weights, threshold, potential, dual, settled=settled)
+
+    def curvature(self, weights: Tensor, base: Base) -> Curvature:
+        on = weights > 0
+        cut = (self._differences(weights, base.allowed) != 0) | ~self._edges(on)
+        return FusedCurvature(
+            on.to(weights.dtype),
+            normalized(on.to(weights.dtype)),
+            tv.components(~self._on_grid(cut), self.grid is not None),
+        )
+
+    def gap(self, scores: Tensor, weights: Tensor, dual: Dual, base: Base) -> Tensor:
+        """Sparsemax's terms at the smoothed scores s - D^T w, plus strength |Dp| - w Dp on every
+        edge: both are non-negative for any |w| <= strength."""
+        assert dual.edges is not None
+        p, w = exactly(weights), exactly(dual.edges)
+        strength = exactly(per_row(self.strength, scores, "strength"))
+        w = torch.minimum(torch.maximum(w, -strength.unsqueeze(-2)), strength.unsqueeze(-2))
+        y = exactly(scores) - self._adjoint(w) - exactly(dual.offset).unsqueeze(-1)
+        c = y.clamp(min=0)
+        keys = where(base.allowed, (p - c) ** 2 / 2 + (p - c) * (c - y), 0.0).sum(-1)
+        slope = self._differences(p, base.allowed)
+        bent = (strength.unsqueeze(-2) * slope.abs() - w * slope).sum((-2, -1))
+        outside = (((p > 0) & ~base.allowed) | (p < 0)).any(-1)
+        return where(~outside, keys + bent + mass_gap(p), math.inf)
+
+    def valid_rows(self, like: Tensor) -> Tensor:
+        return in_range(per_row(self.strength, like, "strength"), 0.0)
+
+    def _partition(
+        self, scores: Tensor, strength: Tensor, allowed: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Groups of equal value, the sum of signs at each key, edge multipliers, settled."""
+        s, lam = scores.detach(), strength.detach()
+        if self.grid is None:
+            labels, signs = tv.tv_chain(s, lam, allowed)
+            smooth = tv.group_means(s - lam * signs, labels)
+            return labels, signs, tv.chain_dual(s, smooth, lam, allowed).unsqueeze(-2), None
+        labels, signs, right, down, settled = tv.tv_grid(
+            self._on_grid(s),
+            lam.unsqueeze(-1),
+            self._on_grid(allowed),
+            self.tolerance or 1e-12,
+            self.max_steps,
+        )
+        edges = torch.stack([right.flatten(-2), down.flatten(-2)], -2)
+        return labels.flatten(-2), signs.flatten(-2), edges, settled
+
+    # -- the graph: an edge from each key to its right neighbour and, on a grid, the one below.
+    #    Edge tensors are (..., directions, n), zero or False where a key has no such neighbour.
+
+    def _on_grid(self, rows: Tensor) -> Tensor:
+        """(..., n) -> (..., height, width); a line stays a line."""
+        if self.grid is None:
+            return rows
+        height, width = self.grid
+        if height * width != rows.shape[-1]:
+            raise ValueError(
+                f"grid {height} x {width} has {height * width} keys, the scores have "
+                f"{rows.shape[-1]}; keys are the grid's cells in row order"
+            )
+        return rows.unflatten(-1, self.grid)
+
+    def _neighbours(self, rows: Tensor) -> Tensor:
+        """The value at the end of each edge; a key at the border meets zero (False)."""
+        field = self._on_grid(rows)
+        shifted = [_next(field, -1)] if self.grid is None else [_next(field, -1), _next(field, -2)]
+        return torch.stack([x.reshape(rows.shape) for x in shifted], -2)
+
+    def _edges(self, allowed: Tensor) -> Tensor:
+        return self._neighbours(allowed) & allowed.unsqueeze(-2)
+
+    def _differences(self, rows: Tensor, allowed: Tensor) -> Tensor:
+        """D rows: neighbour minus key on every edge."""
+        return where(self._edges(allowed), self._neighbours(rows) - rows.unsqueeze(-2), 0.0)
+
+    def _adjoint(self, edges: Tensor) -> Tensor:
+        """D^T edges: what leaves by the edges before a key, less what leaves by its own."""
+        total = -edges.sum(-2)
+        for direction, axis in enumerate((-1, -2)[: edges.shape[-2]]):
+            field = self._on_grid(edges[..., direction, :])
+            total = total + _previous(field, axis).reshape(total.shape)
+        return total
+
+
+@dataclass(frozen=True)
+class FusedCurvature(Curvature):
+    """Sparsemax's curvature after averaging over groups of equal weight."""
+
+    labels: Tensor
+
+    def apply(self, direction: Tensor) -> Tensor:
+        return tv.group_means(self.response * self.advantage(direction), self.labels)
+
+
+def _next(field: Tensor, axis: int) -> Tensor:
+    """Shift towards the start, zeros entering at the end."""
+    return torch.cat([field.narrow(axis, 1, field.shape[axis] - 1), _border(field, axis)], axis)
+
+
+def _previous(field: Tensor, axis: int) -> Tensor:
+    return torch.cat([_border(field, axis), field.narrow(axis, 0, field.shape[axis] - 1)], axis)
+
+
+def _border(field: Tensor, axis: int) -> Tensor:
+    return torch.zeros_like(field.narrow(axis, 0, 1))

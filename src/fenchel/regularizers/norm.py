@@ -1,0 +1,129 @@
+"""Norm: Omega(p) = |p|_alpha. Its map is normmax (Blondel, Martins and Niculae, 2020)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import dot, where
+from fenchel.kernels.norm import norm_threshold
+from fenchel.priors import Base
+from fenchel.regularizers.contract import (
+    Curvature,
+    Dual,
+    Maximum,
+    Regularizer,
+    bregman_power,
+    check_parameter,
+    exactly,
+    in_range,
+    mass_gap,
+    normalized,
+    per_row,
+)
+
+
+@dataclass(frozen=True)
+class Norm(Regularizer):
+    """max_p <s, p> - |p|_alpha, solved by p ~ [s - t]_+^(1/(alpha-1)) with |[s - t]_+|_q = 1.
+
+    >>> fl.solve(scores, fl.Norm(2.0)).weights             # tends to equal weights on few keys
+
+    alpha: > 1, a number or a tensor that broadcasts over the rows, differentiable.
+    """
+
+    alpha: float | Tensor
+
+    def __post_init__(self) -> None:
+        remedy = "; at alpha = 1 the norm is constant on the simplex"
+        check_parameter(self.alpha, "alpha", 1.0, strict=True, remedy=remedy)
+
+    def value(self, weights: Tensor, base: Base) -> Tensor:
+        outside = ((weights > 0) & ~base.allowed).any(-1)
+        alpha = per_row(self.alpha, weights, "alpha")
+        return where(~outside, _norm(weights, alpha).squeeze(-1), math.inf)
+
+    def maximize(self, scores: Tensor, base: Base) -> Maximum:
+        alpha = per_row(self.alpha, scores, "alpha")
+        z = where(base.allowed, scores, -math.inf).detach()
+        t = norm_threshold(z, alpha.detach())
+        for _ in range(2):  # derivatives to third order, as in tsallis.py
+            t = _newton(scores, base.allowed, alpha, t)
+        y, on = _above(scores, base.allowed, t)
+        weights = normalized(where(on, y.pow(1 / (alpha - 1)), 0.0))
+        potential = dot(scores, weights) - self.value(weights, base)
+        threshold = t.squeeze(-1)
+        return Maximum(weights, threshold, potential, Dual(threshold))
+
+    def curvature(self, weights: Tensor, base: Base) -> Curvature:
+        alpha = per_row(self.alpha, weights, "alpha")
+        on = weights > 0
+        p = where(on, weights, 1.0)
+        # y = (p / |p|)^(alpha - 1); p = y^(q - 1) / X gives dp/dy = p^(2 - alpha) |p|^(alpha - 1) (q - 1)
+        scale = where(on.any(-1, keepdim=True), _norm(weights, alpha), 1.0).pow(alpha - 1)
+        response = where(on, p.pow(2 - alpha) * scale / (alpha - 1), 0.0)
+        return NormCurvature(response, weights)
+
+    def gap(self, scores: Tensor, weights: Tensor, dual: Dual, base: Base) -> Tensor:
+        """|p| - <s - t, p> as |p| times Young's terms p^alpha/alpha + y^q/q - p y, each >= 0."""
+        alpha = exactly(per_row(self.alpha, scores, "alpha"))
+        p = exactly(weights)
+        distance = exactly(scores) - exactly(dual.offset).unsqueeze(-1)
+        size = _norm(p, alpha)
+        unit = p / where(size > 0, size, 1.0)
+        y = where(base.allowed, distance.clamp(min=0), 0.0)
+        q = alpha / (alpha - 1)
+        y = y / where(y.sum(-1, keepdim=True) > 0, _norm(y, q), 1.0)
+        optimum = y.pow(1 / (alpha - 1))
+        on = optimum > 0
+        young = torch.where(
+            on,
+            optimum.pow(alpha) * (alpha - 1) * bregman_power(unit / where(on, optimum, 1.0), alpha),
+            unit.pow(alpha) / alpha,
+        )
+        beyond = p * (-distance).clamp(min=0)
+        outside = ((p > 0) & ~base.allowed).any(-1)
+        total = size.squeeze(-1) * young.sum(-1) + beyond.sum(-1) + mass_gap(p)
+        return where(~outside, total, math.inf)
+
+    def valid_rows(self, like: Tensor) -> Tensor:
+        return in_range(per_row(self.alpha, like, "alpha"), 1.0, strict=True)
+
+
+class NormCurvature(Curvature):
+    """dp = (I - p 1^T) diag(r) (I - 1 p^T) ds: the threshold moves by <p, ds>, so the escort is p
+    itself, and the normalisation of p takes the mean response out once more."""
+
+    def apply(self, direction: Tensor) -> Tensor:
+        moved = self.response * self.advantage(direction)
+        return moved - self.escort * moved.sum(-1, keepdim=True)
+
+
+def _norm(p: Tensor, alpha: Tensor) -> Tensor:
+    """|p|_alpha (..., 1), relative to the largest entry so that small powers do not underflow."""
+    if p.shape[-1] == 0:
+        return p.new_zeros((*p.shape[:-1], 1))
+    peak = p.detach().amax(-1, keepdim=True)
+    on = p > 0
+    ratio = where(on, p, 1.0) / where(peak > 0, peak, 1.0)
+    total = where(on, ratio.pow(alpha), 0.0).sum(-1, keepdim=True)
+    return where(peak > 0, peak * where(peak > 0, total, 1.0).pow(1 / alpha), 0.0)
+
+
+def _above(scores: Tensor, allowed: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """[s - t]_+ with ones where it is zero, and where it is not."""
+    on = allowed & (scores > t)
+    return where(on, scores - t, 1.0), on
+
+
+def _newton(scores: Tensor, allowed: Tensor, alpha: Tensor, t: Tensor) -> Tensor:
+    """One step on sum [s - t]_+^q = 1."""
+    q = alpha / (alpha - 1)
+    y, on = _above(scores, allowed, t)
+    mass = where(on, y.pow(q), 0.0).sum(-1, keepdim=True)
+    slope = where(on, q * y.pow(q - 1), 0.0).sum(-1, keepdim=True)
+    alive = slope > 0
+    return t + where(alive, (mass - 1) / where(alive, slope, 1.0), 0.0)

@@ -1,0 +1,130 @@
+"""Shannon: Omega(p) = tau * sum p log(p / nu). Its map is softmax."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import masked_max, where
+from fenchel.priors import Base
+from fenchel.regularizers.contract import (
+    Curvature,
+    Dual,
+    Maximum,
+    Regularizer,
+    bregman_power,
+    check_parameter,
+    exactly,
+    in_range,
+    mass_gap,
+    per_row,
+)
+
+
+@dataclass(frozen=True)
+class Shannon(Regularizer):
+    """max_p <s, p> - tau * sum p log(p / nu), solved by p = nu exp(s / tau) / Z (CLAIMS L-1).
+
+    >>> fl.solve(scores, fl.Shannon(temperature=0.5)).weights
+
+    temperature: a number, or a tensor that broadcasts over the rows.
+    """
+
+    temperature: float | Tensor = 1.0
+    takes_base: ClassVar[bool] = True
+    full_support: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_parameter(
+            self.temperature,
+            "temperature",
+            0.0,
+            strict=True,
+            remedy="; for the hard maximum use torch.argmax",
+        )
+
+    def value(self, weights: Tensor, base: Base) -> Tensor:
+        tau = per_row(self.temperature, weights, "temperature").squeeze(-1)
+        on = weights > 0
+        log_ratio = where(on, weights, 1.0).log() - base.safe_log()
+        outside = (on & ~base.allowed).any(-1)
+        return where(~outside, tau * where(on, weights * log_ratio, 0.0).sum(-1), math.inf)
+
+    def maximize(self, scores: Tensor, base: Base) -> Maximum:
+        tau = per_row(self.temperature, scores, "temperature")
+        logits = clamp_scaled(scores / tau)
+        weights, log_total = _softmax(logits, base)
+        potential = (tau * log_total).squeeze(-1)
+        threshold = torch.full_like(potential, -math.inf)
+        return Maximum(weights, threshold, potential, Dual(potential))
+
+    def curvature(self, weights: Tensor, base: Base) -> Curvature:
+        tau = per_row(self.temperature, weights, "temperature")
+        return Curvature.separable(weights / tau)
+
+    def gap(self, scores: Tensor, weights: Tensor, dual: Dual, base: Base) -> Tensor:
+        """tau KL(p | p*), key by key."""
+        tau = exactly(per_row(self.temperature, scores, "temperature"))
+        p, offset = exactly(weights), exactly(dual.offset).unsqueeze(-1)
+        log_mass = base.safe_log()
+        log_optimum = (exactly(scores) - offset) / tau
+        if isinstance(log_mass, Tensor):
+            log_optimum = log_optimum + exactly(log_mass)
+        return (tau.squeeze(-1)) * (kl_terms(p, log_optimum, base.allowed).sum(-1) + mass_gap(p))
+
+    def valid_rows(self, like: Tensor) -> Tensor:
+        return in_range(per_row(self.temperature, like, "temperature"), 0.0, strict=True)
+
+
+def kl_terms(p: Tensor, log_optimum: Tensor, allowed: Tensor) -> Tensor:
+    """p log(p / g) - p + g for each key, g = exp(log_optimum); +inf for weight on a masked key."""
+    optimum = where(allowed, log_optimum.exp(), 0.0)
+    ratio = p / where(optimum > 0, optimum, 1.0)
+    near = (optimum > 0) & (ratio < 1e30)
+    close = optimum * bregman_power(where(near, ratio, 1.0), torch.ones_like(p))
+    # Far above an optimum that may underflow: p (L - 1 + exp(-L)) with L = log(p / g).
+    log_ratio = where(p > 0, p, 1.0).log() - log_optimum
+    far = where(p > 0, p * (log_ratio + torch.expm1(-log_ratio)), 0.0)
+    return where(allowed | (p == 0), torch.where(near, close, far), math.inf)
+
+
+def clamp_scaled(scores: Tensor) -> Tensor:
+    """Keep scores / temperature finite: beyond this a key has no weight in any family."""
+    limit = torch.finfo(scores.dtype).max ** 0.5
+    return scores.clamp(-limit, limit)
+
+
+def exponent_limit(dtype: torch.dtype) -> float:
+    """Largest exponent whose exponential may still be multiplied with another."""
+    return 0.45 * math.log(torch.finfo(dtype).max)
+
+
+def _softmax(logits: Tensor, base: Base) -> tuple[Tensor, Tensor]:
+    """nu exp(logits) / Z and log Z (..., 1); zeros and 0 where a row allows nothing."""
+    live = base.allowed.any(-1, keepdim=True)
+    if base.mass is not None:
+        return _softmax_by_mass(logits, base.mass, base.allowed, live)
+    masked = where(base.allowed, logits + base.safe_log(), torch.finfo(logits.dtype).min)
+    log_total = where(live, torch.logsumexp(masked, -1, keepdim=True), 0.0)
+    return where(base.allowed, torch.softmax(masked, -1), 0.0), log_total
+
+
+def _softmax_by_mass(
+    logits: Tensor, mass: Tensor, allowed: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor]:
+    # The mass stays a factor: its derivative at zero is the one-sided exp(logit) / Z, not 0 / 0.
+    log_mass = where(allowed, mass, 1.0).log()
+    peak = masked_max((logits + log_mass).detach(), allowed)
+    exponent = logits - where(live, peak, 0.0)
+    limit = exponent_limit(logits.dtype)
+    exponent = torch.where(allowed, exponent, exponent.clamp(max=limit))
+    terms = mass * exponent.exp()
+    total = where(live, terms.sum(-1, keepdim=True), 1.0)
+    weights = where(live, terms / total, 0.0)
+    return weights, where(live, total.log() + where(live, peak, 0.0), 0.0)
+
+

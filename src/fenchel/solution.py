@@ -1,0 +1,183 @@
+"""What `solve` returns: weights, the certificate that they are right, and what they mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import dot, where
+from fenchel.priors import Base
+from fenchel.regularizers.contract import Curvature, Dual, Regularizer
+
+
+class Status(IntEnum):
+    """How a row ended. `Status(code).remedy` says what to do about it."""
+
+    OK = 0
+    EMPTY = 1
+    NONFINITE = 2
+    INFEASIBLE = 3
+    MAX_STEPS = 4
+
+    @property
+    def remedy(self) -> str:
+        return _REMEDIES[self]
+
+
+_REMEDIES = {
+    Status.OK: "nothing to do: the row is solved",
+    Status.EMPTY: "no key carries mass, so weights are zero; unmask a key, or expect zero output",
+    Status.NONFINITE: "a score is NaN or +inf, the base is negative, NaN or infinite, or a "
+    "parameter is out of range; mask with -inf or base = 0, and check what made the scores",
+    Status.INFEASIBLE: "the budget k exceeds the number of unmasked keys; lower k for this row "
+    "(k may be a tensor, one a row) or unmask keys",
+    Status.MAX_STEPS: "the iteration stopped before its tolerance; raise max_steps or the "
+    "tolerance, and read the gap for how far off the row may be",
+}
+
+
+class SolveError(ValueError):
+    """Raised by `solve(..., throw=True)` for rows that are not OK."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Scores made ready: keys last, row maximum zero, everything finite, dead keys not allowed."""
+
+    scores: Tensor  # (..., n), float32 or float64
+    base: Base
+    shift: Tensor  # (...), the row's largest live score
+    axis: int  # where the keys were, counted from the end
+    dtype: torch.dtype  # of the scores as given
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The maximiser of <scores, p> - Omega(p), row by row.
+
+    weights: in the shape and dtype of the scores, zero on keys that get nothing.
+    threshold: the score at or below which a key gets nothing; -inf for Shannon. For `Fused` it
+        applies to the smoothed scores.
+    status: codes of `Status`, one a row.
+
+    Numbers other than the weights come in float32 at least. Row tensors have the shape of the
+    scores without the key axis.
+    """
+
+    weights: Tensor
+    threshold: Tensor
+    status: Tensor
+    regularizer: Regularizer
+    problem: Problem
+    dual: Dual
+    conjugate: Tensor  # on the shifted scores
+
+    @property
+    def support(self) -> Tensor:
+        """Which keys carry weight. bool, shape of the scores."""
+        return self.weights > 0
+
+    @property
+    def potential(self) -> Tensor:
+        """The conjugate at the scores; its gradient in the scores is the weights."""
+        return self._row(self.conjugate + self._shifted_total())
+
+    @property
+    def objective(self) -> Tensor:
+        """<scores, weights> - Omega(weights): equal to the potential, up to the gap."""
+        p = self._rows()
+        linear = dot(self.problem.scores, p)
+        primal = linear - self.regularizer.value(p, self.problem.base)
+        return self._row(primal + self._shifted_total())
+
+    @property
+    def gap(self) -> Tensor:
+        """Certified distance from the optimum: the objective falls short by at most this.
+
+        A sum of non-negative terms, one a key, evaluated in float64 from the weights and the
+        threshold alone; not differentiable, never clipped. Zero for an empty row.
+        """
+        problem = self.problem
+        p = self._rows().detach()
+        gap = self.regularizer.gap(problem.scores.detach(), p, self.dual, problem.base)
+        return where(self.status != Status.EMPTY.value, where(~self._failed, gap, math.nan), 0.0)
+
+    def hessian(self) -> Tensor:
+        """dp/ds, (..., n, n): entry (i, j) is the change of weight i with score j."""
+        curvature = self._curvature()
+        n = self.problem.scores.shape[-1]
+        eye = torch.eye(n, dtype=self.problem.scores.dtype, device=self.problem.scores.device)
+        columns = [curvature.apply(unit.expand_as(self.problem.scores)) for unit in eye.unbind(0)]
+        lead = self.problem.scores.shape[:-1]
+        return torch.stack(columns, -1) if n else eye.expand(*lead, 0, 0)
+
+    def fisher(self) -> Tensor:
+        """E[score score^T] on the support, score_j = d log p_j / d scores. (..., n, n)
+
+        For Shannon hessian() = temperature * fisher() (CLAIMS L-6).
+        """
+        hessian, p = self.hessian(), self._rows()
+        score = hessian / where(p > 0, p, 1.0).unsqueeze(-1)  # row j: d log p_j / d scores
+        total = self.regularizer.total(p).unsqueeze(-1)
+        weighted = where(p > 0, p / total, 0.0).unsqueeze(-1) * score
+        return (score.unsqueeze(-1) * weighted.unsqueeze(-2)).sum(-3)
+
+    def escort(self) -> Tensor:
+        """The distribution that averages utilities: d threshold / d scores. Shape of the scores."""
+        return self._keys(self._curvature().escort)
+
+    def advantage(self, utility: Tensor) -> Tensor:
+        """Utility of each key minus its escort mean: which keys a gradient step would favour.
+
+        Times the response nu / omega''(p / nu) this is the gradient in the scores of
+        <utility, weights>. utility: shape of the scores.
+        """
+        return self._keys(self._curvature().advantage(self._utility(utility)))
+
+    def gradient(self, utility: Tensor) -> Tensor:
+        """Gradient in the scores of <utility, weights>, from the curvature. Shape of the scores."""
+        return self._keys(self._curvature().apply(self._utility(utility)))
+
+    def explain(self) -> str:
+        """One line for each status that occurs, with what to do about it."""
+        lines = []
+        for status in Status:
+            count = int((self.status == status).sum())
+            if count:
+                lines.append(f"{status.name}: {count} of {self.status.numel()} rows; {status.remedy}")
+        return "\n".join(lines) or "no rows"
+
+    @property
+    def _failed(self) -> Tensor:
+        return (self.status == Status.NONFINITE.value) | (self.status == Status.INFEASIBLE.value)
+
+    def _row(self, values: Tensor) -> Tensor:
+        values = where(self.status != Status.EMPTY.value, values, -math.inf)
+        return where(~self._failed, values, math.nan)
+
+    def _shifted_total(self) -> Tensor:
+        return self.problem.shift * self.regularizer.total(self.problem.scores)
+
+    def _rows(self) -> Tensor:
+        """Weights with keys last, in the precision they were computed in; zero in failed rows."""
+        p = self.weights.movedim(self.problem.axis, -1).to(self.problem.scores.dtype)
+        return where(~self._failed.unsqueeze(-1), p, 0.0)
+
+    def _keys(self, rows: Tensor) -> Tensor:
+        """Back to the shape of the scores."""
+        return rows.movedim(-1, self.problem.axis)
+
+    def _utility(self, utility: Tensor) -> Tensor:
+        if utility.shape != self.weights.shape:
+            raise ValueError(
+                f"utility has shape {tuple(utility.shape)}, the weights {tuple(self.weights.shape)}; "
+                "give one number for each key of each row"
+            )
+        return utility.movedim(self.problem.axis, -1).to(self.problem.scores.dtype)
+
+    def _curvature(self) -> Curvature:
+        return self.regularizer.curvature(self._rows(), self.problem.base)

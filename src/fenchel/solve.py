@@ -1,0 +1,165 @@
+"""solve: scores and a regulariser in, weights and their certificate out."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import compute_dtype, has, masked_max, where
+from fenchel.priors import Base, Prior, resolve
+from fenchel.regularizers.contract import Maximum, Regularizer
+from fenchel.solution import Problem, Solution, SolveError, Status
+
+
+def solve(
+    scores: Tensor,
+    regularizer: Regularizer,
+    *,
+    base: Tensor | Prior | None = None,
+    dim: int = -1,
+    throw: bool = False,
+) -> Solution:
+    """argmax_p <scores, p> - Omega(p) over the distributions p on the axis `dim`.
+
+    >>> sol = fl.solve(torch.randn(2, 8), fl.Tsallis(1.5))
+    >>> sol.weights, sol.gap
+
+    scores: real, any shape; -inf masks a key. float16 and bfloat16 are computed in float32.
+    base: how much room each key has: a non-negative tensor that broadcasts to the scores (zero
+        masks a key; a bool tensor masks where False), or a prior. Shannon and Tsallis take any
+        base and differentiate it; the others take masks.
+    throw: raise `SolveError` if any row is not OK. By default read `status`.
+    """
+    _check(scores, regularizer, dim)
+    problem, status = _prepare(scores, base, dim, regularizer)
+    maximum = regularizer.maximize(problem.scores, problem.base)
+    status = _final_status(status, maximum)
+    weights = _finish(maximum.weights, status).to(scores.dtype).movedim(-1, problem.axis)
+    solution = Solution(
+        weights=weights,
+        threshold=_threshold(maximum.threshold + problem.shift, status),
+        status=status,
+        regularizer=regularizer,
+        problem=problem,
+        dual=maximum.dual,
+        conjugate=maximum.potential,
+    )
+    if throw:
+        _raise_on_trouble(status)
+    return solution
+
+
+def _check(scores: Tensor, regularizer: Regularizer, dim: int) -> None:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a tensor, got {type(scores).__name__}")
+    if not isinstance(regularizer, Regularizer):
+        raise TypeError(
+            f"regularizer must be a Regularizer such as Tsallis(1.5), got {regularizer!r}"
+        )
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be real floating point, got {scores.dtype}; call .float()")
+    if scores.ndim == 0:
+        raise ValueError("scores must have at least one axis, got a single number")
+    if not -scores.ndim <= dim < scores.ndim:
+        raise IndexError(
+            f"dim must be between {-scores.ndim} and {scores.ndim - 1}, got {dim} "
+            f"for scores of shape {tuple(scores.shape)}"
+        )
+
+
+def _prepare(
+    scores: Tensor, base: Tensor | Prior | None, dim: int, regularizer: Regularizer
+) -> tuple[Problem, Tensor]:
+    axis = dim if dim < 0 else dim - scores.ndim
+    if isinstance(base, Prior) and axis != -1:
+        raise ValueError(f"a prior needs the keys on the last axis, got dim={dim}; move them there")
+    x = scores.movedim(axis, -1).to(compute_dtype(scores.dtype))
+    if isinstance(base, Tensor) and axis != -1:
+        base = base.expand(torch.broadcast_shapes(base.shape, scores.shape)).movedim(axis, -1)
+    measure = resolve(base, x.shape, x)
+    unfit = _unfit_base(measure, regularizer)
+    strange = measure.allowed & (x.isnan() | (x == math.inf))
+    broken = (strange | unfit).any(-1) | ~regularizer.valid_rows(x)
+    live = measure.allowed & (x > -math.inf) & ~broken.unsqueeze(-1)
+    empty = ~live.any(-1)
+    status = where(~empty, torch.zeros_like(broken, dtype=torch.long), Status.EMPTY.value)
+    status = where(~broken, status, Status.NONFINITE.value)
+    shift = where(~empty.unsqueeze(-1), masked_max(x, live), 0.0).detach()
+    usable = live | (x.isfinite() & ~broken.unsqueeze(-1))
+    # Differences may overflow; a quarter of the range keeps later sums finite.
+    limit = torch.finfo(x.dtype).max / 4
+    centred = (where(usable, x, 0.0) - where(usable, shift.expand_as(x), 0.0)).clamp(-limit, limit)
+    ready = Problem(centred, _clean(measure, live), shift.squeeze(-1), axis, scores.dtype)
+    return ready, status
+
+
+def _unfit_base(measure: Base, regularizer: Regularizer) -> Tensor:
+    """Masses that cannot be used, key by key; raises where Python may look."""
+    mass = measure.mass if measure.mass is not None else measure.log_mass
+    if mass is None:
+        return torch.zeros((), dtype=torch.bool, device=measure.allowed.device)
+    if measure.mass is not None:
+        unfit = ~((mass >= 0) & (mass < math.inf))
+    else:
+        unfit = mass.isnan() | (mass == math.inf)
+    if regularizer.takes_base:
+        return unfit
+    name = type(regularizer).__name__
+    if mass.requires_grad:
+        raise ValueError(f"{name} takes a mask, which has no derivative; detach the base")
+    whole = (mass == 0) | (mass == (1 if measure.mass is not None else -math.inf))
+    if has(~whole):
+        raise ValueError(
+            f"{name} takes only masks as base (zeros and ones), got other masses; "
+            "use Shannon or Tsallis for a base measure, or base=(mass > 0)"
+        )
+    return unfit | ~whole
+
+
+def _clean(measure: Base, live: Tensor) -> Base:
+    """Only finite masses, and zero for the keys of rows that cannot be solved."""
+    if measure.mass is not None:
+        keep = live | (measure.mass == 0)
+        return Base(live, mass=where(keep, measure.mass, 0.0))
+    if measure.log_mass is not None:
+        return Base(live, log_mass=where(live, measure.log_mass, 0.0))
+    return Base(live)
+
+
+def _final_status(status: Tensor, maximum: Maximum) -> Tensor:
+    solved = status == Status.OK.value
+    if maximum.feasible is not None:
+        status = where(~solved | maximum.feasible, status, Status.INFEASIBLE.value)
+        solved = status == Status.OK.value
+    if maximum.settled is not None:
+        status = where(~solved | maximum.settled, status, Status.MAX_STEPS.value)
+    return status
+
+
+def _finish(weights: Tensor, status: Tensor) -> Tensor:
+    """Zeros in empty rows, NaN in rows without an answer."""
+    status = status.unsqueeze(-1)
+    failed = (status == Status.NONFINITE.value) | (status == Status.INFEASIBLE.value)
+    return where(~failed, where(status != Status.EMPTY.value, weights, 0.0), math.nan)
+
+
+def _threshold(threshold: Tensor, status: Tensor) -> Tensor:
+    """An empty row gives no key anything, whatever its score: threshold +inf."""
+    failed = (status == Status.NONFINITE.value) | (status == Status.INFEASIBLE.value)
+    return where(~failed, where(status != Status.EMPTY.value, threshold, math.inf), math.nan)
+
+
+def _raise_on_trouble(status: Tensor) -> None:
+    trouble = status != Status.OK.value
+    if not has(trouble):
+        return
+    lines = []
+    for kind in list(Status)[1:]:
+        rows = (status == kind).nonzero().tolist()
+        if rows:
+            shown = ", ".join(str(tuple(row)) for row in rows[:5])
+            more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+            lines.append(f"{kind.name} in rows {shown}{more}: {kind.remedy}")
+    raise SolveError("; ".join(lines))
