@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fenchel as fl
 from fenchel import __main__ as entry
-from fenchel.bench import machine
+from fenchel.bench import machine, maps
 from fenchel.cli import app
 from fenchel.report import chapters
 from fenchel.report.chapter import Chapter, Tour
@@ -80,6 +80,14 @@ def test_bench_maps_prints_ratios_and_writes_json(tmp_path: Path) -> None:
     assert document["settings"]["repeats"] == 2
     assert document["machine"]["torch"]
     assert {entry["direction"] for entry in document["results"]} == {"forward", "forward+backward"}
+
+
+def test_bench_warns_when_the_machine_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    timings = tuple(maps.Timing("x", d, 1, (1.0,), 1.0, busy=0.1) for d in maps.DIRECTIONS)
+    monkeypatch.setattr(maps, "run", lambda settings, advance: maps.Report(settings, timings))
+    result = run(app, ["bench", "maps", "--quick"])
+    assert result.exit_code == 0  # a warning, never a gate
+    assert "Do not trust these ratios" in result.stderr
 
 
 def test_bench_refuses_no_rows() -> None:

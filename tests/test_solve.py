@@ -80,7 +80,9 @@ def test_gap_certifies_and_a_wrong_answer_is_seen(alpha, temperature, dtype):
     tolerance = gap_tolerance(dtype) * temperature
     for length in LENGTHS:
         for base in (None, masses(length).to(dtype)):
-            solution = fl.solve(rows(length, dtype=dtype), fl.Tsallis(alpha, temperature), base=base)
+            solution = fl.solve(
+                rows(length, dtype=dtype), fl.Tsallis(alpha, temperature), base=base
+            )
             assert solution.gap.max() <= tolerance, f"length {length}"
             assert solution.gap.min() >= 0
             for wrong in wrong_answers(solution, alpha):

@@ -110,6 +110,9 @@ def bench_maps(
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Rounds; the median is shown. [7; quick: 3]")
     ] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Above one only on an idle machine: waits go unnoticed.")
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the figures as JSON.")
     ] = None,
@@ -118,11 +121,14 @@ def bench_maps(
     """Time every map, forward and forward+backward, as a ratio to torch.softmax."""
     given = {"rows": rows, "length": length, "repeats": repeats}
     chosen = {name: value for name, value in given.items() if value is not None}
-    settings = dataclasses.replace(maps.QUICK if quick else maps.Settings(), **chosen)
+    start = maps.QUICK if quick else maps.Settings()
+    settings = dataclasses.replace(start, threads=threads, **chosen)
     with _progress() as progress:
         task = progress.add_task("timing", total=maps.steps(settings))
         report = maps.run(settings, lambda: progress.advance(task))
     Console().print(_timing_table(report))
+    if report.warning:
+        Console(stderr=True).print(Text(report.warning, style="yellow"))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
@@ -130,7 +136,8 @@ def bench_maps(
 
 
 def _timing_table(report: maps.Report) -> Table:
-    size = f"{report.settings.length} keys, {report.settings.repeats} rounds"
+    chosen = report.settings
+    size = f"{chosen.length} keys, {chosen.repeats} rounds, {chosen.threads} thread(s)"
     table = Table(title=f"Time relative to torch.softmax ({size})", title_justify="left")
     table.add_column("map")
     table.add_column("rows", justify="right")

@@ -252,7 +252,7 @@ def _from_prior(prior: Prior, shape: torch.Size, like: Tensor) -> Base:
     log_mass = prior.log_mass(rows, columns).to(like.dtype)
     if len(shape) == 1:
         log_mass = log_mass.squeeze(-2)
-    log_mass = _expand(log_mass, shape, f"{type(prior).__name__}.log_mass")
+    log_mass = expand_to(log_mass, shape, f"{type(prior).__name__}.log_mass")
     return Base(allowed=log_mass > -math.inf, log_mass=log_mass)
 
 
@@ -263,7 +263,7 @@ def _from_tensor(base: Tensor, shape: torch.Size, like: Tensor) -> Base:
         raise ValueError(
             f"base is on {base.device} and the scores on {like.device}; move one of them"
         )
-    base = _expand(base, shape, "base")
+    base = expand_to(base, shape, "base")
     if base.dtype == torch.bool:
         return Base(allowed=base)
     if has(base < 0):
@@ -275,7 +275,8 @@ def _from_tensor(base: Tensor, shape: torch.Size, like: Tensor) -> Base:
     return Base(allowed=mass > 0, mass=mass)
 
 
-def _expand(tensor: Tensor, shape: torch.Size, name: str) -> Tensor:
+def expand_to(tensor: Tensor, shape: torch.Size, name: str) -> Tensor:
+    """The tensor in the scores' shape, or an error that names both."""
     try:
         fits = torch.broadcast_shapes(tensor.shape, shape) == shape
     except RuntimeError:

@@ -46,11 +46,11 @@ class SolveError(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """Scores made ready: keys last, row maximum zero, everything finite, dead keys not allowed."""
+    """Scores made ready: keys last, anchor at zero, everything finite, dead keys not allowed."""
 
     scores: Tensor  # (..., n), float32 or float64
     base: Base
-    shift: Tensor  # (...), the row's largest live score
+    shift: Tensor  # (...), the row's anchor: its largest live score, or near the threshold
     axis: int  # where the keys were, counted from the end
     dtype: torch.dtype  # of the scores as given
 
@@ -148,7 +148,9 @@ class Solution:
         for status in Status:
             count = int((self.status == status).sum())
             if count:
-                lines.append(f"{status.name}: {count} of {self.status.numel()} rows; {status.remedy}")
+                lines.append(
+                    f"{status.name}: {count} of {self.status.numel()} rows; {status.remedy}"
+                )
         return "\n".join(lines) or "no rows"
 
     @property

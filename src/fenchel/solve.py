@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._numerics import compute_dtype, has, masked_max, where
-from fenchel.priors import Base, Prior, resolve
+from fenchel._numerics import compute_dtype, has, where
+from fenchel.priors import Base, Prior, expand_to, resolve
 from fenchel.regularizers.contract import Maximum, Regularizer
 from fenchel.solution import Problem, Solution, SolveError, Status
 
@@ -77,7 +77,7 @@ def _prepare(
         raise ValueError(f"a prior needs the keys on the last axis, got dim={dim}; move them there")
     x = scores.movedim(axis, -1).to(compute_dtype(scores.dtype))
     if isinstance(base, Tensor) and axis != -1:
-        base = base.expand(torch.broadcast_shapes(base.shape, scores.shape)).movedim(axis, -1)
+        base = expand_to(base, scores.shape, "base").movedim(axis, -1)
     measure = resolve(base, x.shape, x)
     unfit = _unfit_base(measure, regularizer)
     strange = measure.allowed & (x.isnan() | (x == math.inf))
@@ -86,7 +86,7 @@ def _prepare(
     empty = ~live.any(-1)
     status = where(~empty, torch.zeros_like(broken, dtype=torch.long), Status.EMPTY.value)
     status = where(~broken, status, Status.NONFINITE.value)
-    shift = where(~empty.unsqueeze(-1), masked_max(x, live), 0.0).detach()
+    shift = where(~empty.unsqueeze(-1), regularizer.anchor(x, live), 0.0).detach()
     usable = live | (x.isfinite() & ~broken.unsqueeze(-1))
     # Differences may overflow; a quarter of the range keeps later sums finite.
     limit = torch.finfo(x.dtype).max / 4

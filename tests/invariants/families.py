@@ -105,9 +105,7 @@ def fused(strength: float) -> Family:
     def omega(p: Tensor) -> Tensor:
         return half_square(p) + strength * p.diff(dim=-1).abs().sum(-1)
 
-    return Family(
-        f"fused({strength})", lambda n, live: fl.Fused(strength), omega, symmetric=False
-    )
+    return Family(f"fused({strength})", lambda n, live: fl.Fused(strength), omega, symmetric=False)
 
 
 def fused_grid(strength: float) -> Family:

@@ -43,7 +43,11 @@ def invariant(**strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., N
             examine(check, profile, strategies, parameters)
 
         names = ["profile", *fixed]
-        test.__name__, test.__qualname__, test.__doc__ = check.__name__, check.__name__, check.__doc__
+        test.__name__, test.__qualname__, test.__doc__ = (
+            check.__name__,
+            check.__name__,
+            check.__doc__,
+        )
         test.__module__ = check.__module__
         test.__signature__ = inspect.Signature([_keyword(name) for name in names])
         return pytest.mark.parametrize("profile", PROFILES)(test)

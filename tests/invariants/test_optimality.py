@@ -42,6 +42,26 @@ def test_feasible_with_a_small_gap(
     assert_not_above(solution.gap, torch.zeros_like(solution.gap), gap_limit(family, scores))
 
 
+@pytest.mark.parametrize("second", [-600.0, -707.0, -708.5, -730.0, -744.0, -760.0])
+@each([family for family in ALL if family.name in ("shannon(1.0)", "tsallis(1.0,1.0)")])
+def test_gap_is_not_negative_where_weights_underflow(family: Family, second: float) -> None:
+    """A sum of non-negative terms has no sign to lose, however small."""
+    gap = family.solve(torch.tensor([0.0, second], dtype=torch.float64)).gap
+    assert float(gap) >= 0
+
+
+@DTYPES
+@pytest.mark.parametrize("best", [1.0, 256.0, 1e4, 1e8])
+def test_budget_is_spent_whatever_the_spread(best: float, dtype: torch.dtype) -> None:
+    """The best key is full; the other two are equal and share what is left, however far below."""
+    scores = torch.tensor([0.0, 0.0, best], dtype=dtype)
+    solution = fl.solve(scores, fl.Budget(1.2))
+    expected = torch.tensor([0.1, 0.1, 1.0], dtype=dtype)
+    assert_near(solution.weights, expected, rounding(scores))
+    loss = fl.fenchel_young_loss(scores, solution.weights, fl.Budget(1.2))
+    assert float(loss) <= rounding(scores)
+
+
 @DTYPES
 @each(ALL)
 @invariant(problem=problems())
@@ -74,9 +94,7 @@ def test_nothing_feasible_is_better(
 
 @each(ALL)
 @invariant(scores=score_rows(), generator=seeds())
-def test_value_is_the_textbooks(
-    family: Family, scores: Tensor, generator: torch.Generator
-) -> None:
+def test_value_is_the_textbooks(family: Family, scores: Tensor, generator: torch.Generator) -> None:
     q = feasible_weights(scores.shape, family.total(scores), generator)
     expected = family.omega(q)
     assert_near(_omega(family, q), expected, value_error(scores, expected))
@@ -97,9 +115,7 @@ def _omega(family: Family, weights: Tensor) -> Tensor:
 
 
 @each(ALL)
-@invariant(
-    scores=gentle_rows(), generator=seeds(), step=st.sampled_from([1e-3, 0.3, 4.0])
-)
+@invariant(scores=gentle_rows(), generator=seeds(), step=st.sampled_from([1e-3, 0.3, 4.0]))
 def test_loss_is_convex_in_the_scores(
     family: Family, scores: Tensor, generator: torch.Generator, step: float
 ) -> None:
@@ -139,9 +155,7 @@ def test_loss_is_at_least_half_the_squared_distance(
 
 @each(ALL)
 @invariant(scores=score_rows(), generator=seeds())
-def test_loss_is_its_definition(
-    family: Family, scores: Tensor, generator: torch.Generator
-) -> None:
+def test_loss_is_its_definition(family: Family, scores: Tensor, generator: torch.Generator) -> None:
     """potential + Omega(y) - <s, y>, put together by hand."""
     total = family.total(scores)
     target = feasible_weights(scores.shape, total, generator)

@@ -90,9 +90,7 @@ def test_fused_grid_flip(axis: int, problem: tuple[Tensor, Tensor], strength: fl
 
 
 @invariant(scores=score_rows(1, 6), repeats=st.integers(1, 6), generator=seeds())
-def test_fused_grid_transposition(
-    scores: Tensor, repeats: int, generator: torch.Generator
-) -> None:
+def test_fused_grid_transposition(scores: Tensor, repeats: int, generator: torch.Generator) -> None:
     """A field and its transpose, with the grid's shape turned as well."""
     family = fused_grid(0.3)
     noise = torch.randn(repeats, scores.shape[-1], generator=generator, dtype=scores.dtype)

@@ -93,7 +93,10 @@ class _Loss(torch.nn.Module):
     """`reduction` in entmax's words: elementwise_mean, sum or none."""
 
     def __init__(
-        self, regularizer: fl.Regularizer, ignore_index: int = -100, reduction: str = "elementwise_mean"
+        self,
+        regularizer: fl.Regularizer,
+        ignore_index: int = -100,
+        reduction: str = "elementwise_mean",
     ) -> None:
         super().__init__()
         self.loss = partial(

@@ -20,7 +20,7 @@ version_13 = pytest.mark.skipif(
     entmax.__version__ != "1.3", reason=f"stated of entmax 1.3, installed {entmax.__version__}"
 )
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-SEEDS = pytest.mark.parametrize("seed", range(4))
+SEEDS = pytest.mark.parametrize("seed", range(3))
 N = 12
 
 
@@ -139,9 +139,7 @@ def test_gradient_in_alpha(alpha: float, seed: int) -> None:
         ("normmax_bisect_loss", (2.0,)),
     ],
 )
-def test_losses(
-    function: str, arguments: tuple[float, ...], dtype: torch.dtype, seed: int
-) -> None:
+def test_losses(function: str, arguments: tuple[float, ...], dtype: torch.dtype, seed: int) -> None:
     """The loss is linear in the scores, so that their size multiplies the weights' error."""
     x = scores(seed, dtype)
     y = torch.randint(N, (len(x),), generator=torch.Generator().manual_seed(seed))
@@ -198,7 +196,7 @@ def test_second_derivatives_at_zero_weights() -> None:
 def test_vmap() -> None:
     x = scores(0, torch.float64)
     for name in ("sparsemax", "entmax15", "entmax_bisect", "normmax_bisect", "budget_bisect"):
-        with pytest.raises(RuntimeError, match="autograd.Function with functorch"):
+        with pytest.raises(RuntimeError, match=r"autograd\.Function with functorch"):
             torch.vmap(getattr(entmax, name))(x)
     agree(torch.vmap(fl.entmax)(x), fl.entmax(x), accuracy(x))
     agree(torch.vmap(fl.sparsemax)(x), fl.sparsemax(x), accuracy(x))
@@ -253,11 +251,9 @@ def test_gradients_that_entmax_leaves_out() -> None:
     x = scores(0, torch.float64)
     for name, value in (("normmax_bisect", 2.0), ("budget_bisect", 2.5)):
         parameter = torch.tensor(value, dtype=torch.float64, requires_grad=True)
-        assert getattr(entmax, name)(x, parameter).grad_fn is None or _gradient(
-            getattr(entmax, name)(x, parameter), parameter
-        ) is None
-        mine = _gradient(getattr(ours, name)(x, parameter), parameter)
-        assert mine is not None and float(mine) != 0.0
+        mine, theirs = both(name, x, parameter)
+        assert _gradient(theirs, parameter) is None
+        assert float(_gradient(mine, parameter)) != 0.0
 
 
 def _gradient(weights: Tensor, parameter: Tensor) -> Tensor | None:

@@ -3,15 +3,21 @@
 Every case is timed once a round and the rounds are repeated, so that a slow moment of the
 machine falls on all of them alike. Times are facts about one machine: nothing may be gated on
 them.
+
+One thread is the default. On a busy machine a parallel call waits for its other threads by whole
+slices of the scheduler: a softmax of 10 microseconds then takes 10 milliseconds in every round, so
+that the spread looks narrow and the other maps look fast; and as the threads spin while they wait,
+processor time does not show it. With one thread a wait does show, see `Timing.busy`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +29,8 @@ Map = Callable[[Tensor], Tensor]
 DIRECTIONS = ("forward", "forward+backward")
 
 _BASELINE = "torch.softmax"
-_SAMPLE = 2e-3  # seconds: shorter calls are repeated until the clock can see them
+_SAMPLE = 5e-3  # seconds: shorter calls are repeated until the clock can see them
+_BUSY = 0.9  # a run that had the processor for less of its time is called disturbed
 
 
 @dataclass(frozen=True)
@@ -31,10 +38,11 @@ class Settings:
     rows: int = 1024
     length: int = 1024
     repeats: int = 7
+    threads: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rows", "length", "repeats"):
+        for name in ("rows", "length", "repeats", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
@@ -58,6 +66,11 @@ class Timing:
     rows: int
     seconds: tuple[float, ...]
     baseline: float
+    busy: float = 1.0  # processor time over elapsed time
+
+    @property
+    def disturbed(self) -> bool:
+        return self.busy < _BUSY
 
     @property
     def ratio(self) -> float:
@@ -81,6 +94,7 @@ class Timing:
             "ratio": self.ratio,
             "ratio_min": self.spread[0],
             "ratio_max": self.spread[1],
+            "busy": self.busy,
         }
 
 
@@ -89,12 +103,26 @@ class Report:
     settings: Settings
     timings: tuple[Timing, ...]
 
+    @property
+    def warning(self) -> str:
+        """What to tell the reader of a disturbed run; empty if there is nothing to tell."""
+        disturbed = [timing for timing in self.timings if timing.disturbed]
+        if not disturbed:
+            return ""
+        least = min(timing.busy for timing in disturbed)
+        return (
+            f"Do not trust these ratios: {len(disturbed)} of {len(self.timings)} timings waited "
+            f"for a busy machine (one had the processor {least:.0%} of its time). Run again when "
+            "it is idle."
+        )
+
     def as_json(self) -> dict[str, Any]:
         return {
             "bench": "maps",
             "baseline": _BASELINE,
             "settings": {**asdict(self.settings), "dtype": "float32", "device": "cpu"},
             "machine": machine.summary(),
+            "warning": self.warning,
             "results": [timing.as_json() for timing in self.timings],
         }
 
@@ -141,6 +169,21 @@ def steps(settings: Settings) -> int:
 
 def run(settings: Settings, advance: Callable[[], object] = lambda: None) -> Report:
     """Time every case, a warm-up and then `repeats` rounds. `advance` is called after each."""
+    with _threads(settings.threads):
+        return Report(settings, tuple(_measure(settings, advance)))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(settings: Settings, advance: Callable[[], object]) -> Iterator[Timing]:
     plan = list(_plan(settings.rows, cases()))
     # A thunk and its number of calls a sample, for each entry of the plan.
     runners = []
@@ -148,12 +191,12 @@ def run(settings: Settings, advance: Callable[[], object] = lambda: None) -> Rep
         thunk = _thunk(case.call, _scores(rows, settings), direction)
         runners.append((thunk, _calls(thunk)))
         advance()
-    seconds: list[list[float]] = [[] for _ in plan]
+    samples: list[list[_Sample]] = [[] for _ in plan]
     for _ in range(settings.repeats):
-        for (thunk, calls), column in zip(runners, seconds, strict=True):
+        for (thunk, calls), column in zip(runners, samples, strict=True):
             column.append(_time(thunk, calls))
             advance()
-    return Report(settings, tuple(_timings(plan, seconds)))
+    yield from _timings(plan, samples)
 
 
 def _plan(rows: int, wanted: list[Case]) -> Iterator[tuple[Case, int, str]]:
@@ -168,12 +211,14 @@ def _plan(rows: int, wanted: list[Case]) -> Iterator[tuple[Case, int, str]]:
             yield from ((case, count, direction) for direction in DIRECTIONS)
 
 
-def _timings(plan: list[tuple[Case, int, str]], seconds: list[list[float]]) -> Iterator[Timing]:
+def _timings(plan: list[tuple[Case, int, str]], samples: list[list[_Sample]]) -> Iterator[Timing]:
     baseline = {}
-    for (case, rows, direction), column in zip(plan, seconds, strict=True):
+    for (case, rows, direction), column in zip(plan, samples, strict=True):
+        elapsed = tuple(sample.elapsed for sample in column)
         if case.name == _BASELINE:
-            baseline[rows, direction] = median(column)
-        yield Timing(case.name, direction, rows, tuple(column), baseline[rows, direction])
+            baseline[rows, direction] = median(elapsed)
+        busy = sum(sample.processor for sample in column) / sum(elapsed)
+        yield Timing(case.name, direction, rows, elapsed, baseline[rows, direction], busy)
 
 
 def _three_digits(value: float) -> str:
@@ -193,14 +238,22 @@ def _thunk(call: Map, scores: Tensor, direction: str) -> Callable[[], object]:
     return lambda: torch.autograd.grad(call(leaf), leaf, cotangent)
 
 
+class _Sample(NamedTuple):
+    """Seconds a call."""
+
+    elapsed: float
+    processor: float  # of all threads of this process
+
+
 def _calls(thunk: Callable[[], object]) -> int:
-    """Warm up, then choose how many calls make one sample."""
+    """Warm up, then choose how many calls make one sample; the best of three is not a stall."""
     thunk()
-    return max(1, round(_SAMPLE / _time(thunk, 1)))
+    return max(1, round(_SAMPLE / min(_time(thunk, 1).elapsed for _ in range(3))))
 
 
-def _time(thunk: Callable[[], object], calls: int) -> float:
-    start = time.perf_counter()
+def _time(thunk: Callable[[], object], calls: int) -> _Sample:
+    start, start_processor = time.perf_counter(), time.process_time()
     for _ in range(calls):
         thunk()
-    return (time.perf_counter() - start) / calls
+    elapsed, processor = time.perf_counter() - start, time.process_time() - start_processor
+    return _Sample(elapsed / calls, processor / calls)

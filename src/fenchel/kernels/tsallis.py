@@ -30,24 +30,24 @@ def power_ratio(log_x: Tensor, eps: Tensor | float) -> Tensor:
 
 @row_operator("tsallis_offset", columns=2)
 def tsallis_offset(
-    scores: Tensor, log_mass: Tensor | None, alpha: Tensor, tau: Tensor
+    scores: Tensor, log_mass: Tensor | None, eps: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(centre, rest) of the offset (of the threshold where alpha > 2), each (..., 1).
 
-    Scores have row maximum 0 and dead keys at -inf; alpha and tau are columns (..., 1).
+    Scores have row maximum 0 and dead keys at -inf; eps and tau are columns (..., 1).
     """
-    rows = torch.broadcast_shapes(scores.shape[:-1], alpha.shape[:-1], tau.shape[:-1])
+    rows = torch.broadcast_shapes(scores.shape[:-1], eps.shape[:-1], tau.shape[:-1])
     s = scores.expand(*rows, -1)
     log_mass = None if log_mass is None else log_mass.expand_as(s)
-    family = _Family(log_mass, (alpha - 1).expand(*rows, 1), tau.expand(*rows, 1))
+    family = _Family(log_mass, eps.expand(*rows, 1), tau.expand(*rows, 1))
     alive = (s > -torch.inf).any(-1, keepdim=True)
-    offset = _search(s, family, _bracket(s, family, alive), alive, edge_form=False)
-    zero = torch.zeros_like(offset)
+    centre, low, high = _bracket(s, family, alive)
+    rest = _search(s - centre, family, (low, high), alive, edge_form=False)
     steep = alive & (family.eps > 1)
     if not bool(steep.any()):
-        return offset, zero
-    centre, rest = _refine_edge(s, family, offset, steep)
-    return torch.where(steep, centre, offset), torch.where(steep, rest, zero)
+        return centre, rest
+    edge_centre, edge_rest = _refine_edge(s, family, (centre, rest), steep)
+    return torch.where(steep, edge_centre, centre), torch.where(steep, edge_rest, rest)
 
 
 class _Family(NamedTuple):
@@ -56,20 +56,25 @@ class _Family(NamedTuple):
     tau: Tensor  # (..., 1)
 
 
-def _bracket(s: Tensor, family: _Family, alive: Tensor) -> tuple[Tensor, Tensor]:
-    # Low: some key alone already carries the whole mass. High: all keys at the maximum carry it.
+def _bracket(s: Tensor, family: _Family, alive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A centre for the scores, and bounds on the offset measured from it.
+
+    Low: some key alone already carries the whole mass; its score is the centre, since the offset
+    may lie closer to it than an ulp of either. High: all keys at the maximum carry the mass.
+    """
     log_mass, eps, tau = family
     live = s > -torch.inf
     if log_mass is None:
         total = live.sum(-1, keepdim=True).to(s.dtype).log()
-        low = torch.zeros_like(total)
+        centre = low = torch.zeros_like(total)
     else:
         total = torch.logsumexp(torch.where(live, log_mass, -torch.inf), -1, True)
-        alone = torch.where(live, s - tau * power_ratio(-log_mass, eps), -torch.inf)
-        low = alone.amax(-1, True).clamp(min=torch.finfo(s.dtype).min / 16)
-    high = -tau * power_ratio(-total, eps)
-    low, high = torch.where(alive, low, 0.0), torch.where(alive, high, 0.0)
-    return torch.minimum(low, high), high
+        room = (tau * power_ratio(-log_mass, eps)).clamp(max=torch.finfo(s.dtype).max / 16)
+        best = torch.where(live, s - room, -torch.inf).argmax(-1, keepdim=True)
+        centre, low = s.gather(-1, best), -room.gather(-1, best)
+    high = -tau * power_ratio(-total, eps) - centre
+    centre, low, high = (torch.where(alive, x, 0.0) for x in (centre, low, high))
+    return centre, torch.minimum(low, high), high
 
 
 def _mass_and_slope(
@@ -117,14 +122,15 @@ def _search(
 
 
 def _refine_edge(
-    s: Tensor, family: _Family, offset: Tensor, active: Tensor
+    s: Tensor, family: _Family, offset: tuple[Tensor, Tensor], active: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The threshold as (score of the key nearest to it) + rest, solved for the rest."""
+    centre, rest = offset
     width = family.tau / family.eps
-    threshold = offset - width
-    nearest = (s - threshold).abs().argmin(-1, keepdim=True)
-    centre = s.gather(-1, nearest)
-    guess = threshold - centre
-    reach = 16 * torch.finfo(s.dtype).eps * (offset.abs() + width)
+    threshold = rest - width
+    nearest = ((s - centre) - threshold).abs().argmin(-1, keepdim=True)
+    key = s.gather(-1, nearest)
+    guess = threshold - (key - centre)
+    reach = 16 * torch.finfo(s.dtype).eps * (rest.abs() + width)
     bracket = (guess - reach, guess + reach)
-    return centre, _search(s - centre, family, bracket, active, edge_form=True)
+    return key, _search(s - key, family, bracket, active, edge_form=True)

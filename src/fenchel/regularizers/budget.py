@@ -74,6 +74,16 @@ class Budget(Regularizer):
         total = terms.sum(-1) + mass_gap(x, exactly(self.total(scores)))
         return where(~outside.any(-1), total, math.inf)
 
+    def anchor(self, scores: Tensor, live: Tensor) -> Tensor:
+        """The ceil(k)-th largest score s: at t = s - 1 the keys up to it are full, at t = s those
+        before it at most, so that the threshold lies within one of it."""
+        if scores.shape[-1] == 0:
+            return scores.new_full((*scores.shape[:-1], 1), -math.inf)
+        ranked = where(live, scores, -math.inf).sort(-1, descending=True).values
+        last = (live.sum(-1, keepdim=True) - 1).clamp(min=0)
+        rank = per_row(self.k, scores, "k").detach().nan_to_num(1.0).ceil().long() - 1
+        return ranked.gather(-1, torch.minimum(rank.clamp(min=0), last))
+
     def total(self, like: Tensor) -> Tensor:
         return per_row(self.k, like, "k").squeeze(-1)
 
@@ -93,5 +103,3 @@ def _threshold_in_graph(scores: Tensor, allowed: Tensor, k: Tensor, start: Tenso
     inside = where(free, scores, 0.0).sum(-1, keepdim=True)
     mean = (inside + full.sum(-1, keepdim=True) - k) / count.clamp(min=1)
     return torch.where(count > 0, mean, start)
-
-

@@ -6,8 +6,9 @@ matrices, advantages, losses and certificates are derived. Write your own by sub
 `Regularizer`; `fenchel.testing` checks it.
 
 What a regulariser is handed is already prepared: keys on the last axis, float32 or float64,
-every number finite, the largest live score of a row zero, and `base.allowed` false on every key
-that may not carry weight (masked, at -inf, or in a row that cannot be solved).
+every number finite, the `anchor` of a row (its largest live score, unless a family says otherwise)
+at zero, and `base.allowed` false on every key that may not carry weight (masked, at -inf, or in a
+row that cannot be solved).
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, dot, has, where
+from fenchel._numerics import certificate_dtype, dot, has, masked_max, where
 from fenchel.priors import Base
 
 
 class Dual(NamedTuple):
     """What certifies an answer: the multiplier of the constraint sum p = total, measured from the
-    row's largest score, and (total variation only) the multipliers of the edges."""
+    row's anchor, and (total variation only) the multipliers of the edges."""
 
     offset: Tensor  # (...)
     edges: Tensor | None = None
 
 
 class Maximum(NamedTuple):
-    """The maximiser of <scores, p> - Omega(p), with scores less their row maximum."""
+    """The maximiser of <scores, p> - Omega(p), with scores less their anchor."""
 
     weights: Tensor  # (..., n), differentiable
     threshold: Tensor  # (...), the score at or below which a key gets nothing
@@ -104,6 +105,11 @@ class Regularizer(ABC):
         """What the weights of a row sum to. (...) or broadcastable"""
         return torch.ones((), dtype=like.dtype, device=like.device)
 
+    def anchor(self, scores: Tensor, live: Tensor) -> Tensor:
+        """The score that becomes zero: near the keys whose weight is decided, because differences
+        from it are exact only for them. (..., n) -> (..., 1); -inf for a row without live keys"""
+        return masked_max(scores, live)
+
     def valid_rows(self, like: Tensor) -> Tensor:
         """Rows whose parameters are in range, where Python could not look at them. (...)"""
         return torch.ones((), dtype=torch.bool, device=like.device)
@@ -167,25 +173,22 @@ def mass_gap(weights: Tensor, total: Tensor | None = None) -> Tensor:
     """Fenchel–Young term of the constraint sum p = total: m log(m / total) - m + total >= 0."""
     mass = weights.sum(-1)
     total = torch.ones_like(mass) if total is None else total
-    return total * bregman_power(mass / total, torch.ones_like(mass))
+    return total * bregman_power(mass / total, torch.zeros_like(mass))
 
 
-def bregman_power(ratio: Tensor, alpha: Tensor) -> Tensor:
-    """(r^alpha - 1 - alpha (r - 1)) / (alpha (alpha - 1)) >= 0 for r >= 0, zero at one only.
+def bregman_power(ratio: Tensor, eps: Tensor) -> Tensor:
+    """(r^alpha - 1 - alpha (r - 1)) / (alpha eps) >= 0, alpha = 1 + eps, r >= 0; zero at one only.
 
-    Far from one: (r L - (r - 1)) / alpha with L = (r^(alpha-1) - 1)/(alpha - 1), smooth through
-    alpha = 1. Near one that difference is all rounding, so there Taylor's remainder
+    Far from one: (r L - (r - 1)) / alpha with L = (r^eps - 1)/eps, smooth through eps = 0. Near one that difference is all rounding, so there Taylor's remainder
     (r - 1)^2 int_0^1 (1 - t) (1 + t (r - 1))^(alpha - 2) dt is summed: every term is positive.
     """
-    excess, eps = ratio - 1, alpha - 1
+    excess = ratio - 1
     log_ratio = torch.log1p(where(ratio > 0, excess, 0.0))
-    power = torch.where(
-        eps > 0, torch.expm1(eps * log_ratio) / where(eps > 0, eps, 1.0), log_ratio
-    )
-    far = (where(ratio > 0, ratio * power, 0.0) - excess) / alpha
+    power = torch.where(eps > 0, torch.expm1(eps * log_ratio) / where(eps > 0, eps, 1.0), log_ratio)
+    far = (where(ratio > 0, ratio * power, 0.0) - excess) / (1 + eps)
     near = excess.abs() < 0.05
     step = where(near, excess, 0.0)
-    remainder = sum(w * (1 - t) * (1 + t * step) ** (alpha - 2) for t, w in _NODES)
+    remainder = sum(w * (1 - t) * (1 + t * step) ** (eps - 1) for t, w in _NODES)
     return torch.where(near, step * step * remainder, far)
 
 

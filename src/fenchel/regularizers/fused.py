@@ -175,10 +175,14 @@ class FusedCurvature(Curvature):
 
 def _next(field: Tensor, axis: int) -> Tensor:
     """Shift towards the start, zeros entering at the end."""
+    if field.shape[axis] == 0:
+        return field
     return torch.cat([field.narrow(axis, 1, field.shape[axis] - 1), _border(field, axis)], axis)
 
 
 def _previous(field: Tensor, axis: int) -> Tensor:
+    if field.shape[axis] == 0:
+        return field
     return torch.cat([_border(field, axis), field.narrow(axis, 0, field.shape[axis] - 1)], axis)
 
 

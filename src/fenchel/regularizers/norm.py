@@ -81,7 +81,9 @@ class Norm(Regularizer):
         on = optimum > 0
         young = torch.where(
             on,
-            optimum.pow(alpha) * (alpha - 1) * bregman_power(unit / where(on, optimum, 1.0), alpha),
+            optimum.pow(alpha)
+            * (alpha - 1)
+            * bregman_power(unit / where(on, optimum, 1.0), alpha - 1),
             unit.pow(alpha) / alpha,
         )
         beyond = p * (-distance).clamp(min=0)

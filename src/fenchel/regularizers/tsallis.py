@@ -50,27 +50,27 @@ class Tsallis(Regularizer):
         Shannon(self.temperature)  # the same check, once
 
     def value(self, weights: Tensor, base: Base) -> Tensor:
-        alpha = per_row(self.alpha, weights, "alpha")
+        eps = self._eps(weights)
         tau = per_row(self.temperature, weights, "temperature").squeeze(-1)
         on = weights > 0
         log_ratio = where(on, weights, 1.0).log() - base.safe_log()
         # nu omega(p / nu) = p ((p / nu)^(alpha - 1) - 1) / (alpha (alpha - 1))
-        power = log_ratio * expm1_ratio((alpha - 1) * log_ratio)
-        total = where(on, weights * power / alpha, 0.0).sum(-1)
+        power = log_ratio * expm1_ratio(eps * log_ratio)
+        total = where(on, weights * power / (1 + eps), 0.0).sum(-1)
         outside = (on & ~base.allowed).any(-1)
         return where(~outside, tau * total, math.inf)
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         if self._is_softmax:
             return Shannon(self.temperature).maximize(scores, base)
-        alpha = per_row(self.alpha, scores, "alpha")
+        eps = self._eps(scores)
+        alpha = 1 + eps
         tau = per_row(self.temperature, scores, "temperature")
-        eps = alpha - 1
         base, log_scale = _normalise(base)
         # nu = c nu' is the measure nu' at temperature tau c^(1 - alpha); masses of any size then
         # meet in one range. At alpha = 1 the scale only shifts the potential.
         scaled_tau = _finite_positive(tau * (-eps * log_scale).exp())
-        rows = _Rows.of(scores, base, alpha, scaled_tau, self._static_eps)
+        rows = _Rows.of(scores, base, eps, scaled_tau, self._static_eps)
         weights, u = rows.weights()
         # <s, p> - tau Omega(p) = A + (1 - 1/alpha) tau <p, u>, u = (s - A)/tau (CLAIMS F-E3.7)
         mean = (1 - 1 / alpha) * scaled_tau * dot(weights, u).unsqueeze(-1)
@@ -79,26 +79,26 @@ class Tsallis(Regularizer):
         return Maximum(weights, rows.threshold().squeeze(-1), potential, rows.dual())
 
     def curvature(self, weights: Tensor, base: Base) -> Curvature:
-        alpha = per_row(self.alpha, weights, "alpha")
+        eps = self._eps(weights)
         tau = per_row(self.temperature, weights, "temperature")
         on = weights > 0
         log_ratio = where(on, weights, 1.0).log() - base.safe_log()
         # nu / omega''(p / nu) = nu (p / nu)^(2 - alpha) = p (p / nu)^(1 - alpha)
-        response = weights * ((1 - alpha) * log_ratio).exp() / tau
+        response = weights * (-eps * log_ratio).exp() / tau
         return Curvature.separable(where(on, response, 0.0))
 
     def gap(self, scores: Tensor, weights: Tensor, dual: Dual, base: Base) -> Tensor:
         """Sum over keys of omega(x) + omega*(y) - x y >= 0 at the answer's own multiplier."""
         if self._is_softmax:
             return Shannon(self.temperature).gap(scores, weights, dual, base)
-        alpha = exactly(per_row(self.alpha, scores, "alpha"))
+        eps = exactly(self._eps(scores))
         tau = exactly(per_row(self.temperature, scores, "temperature"))
         base = Base(base.allowed, _maybe_exactly(base.mass), _maybe_exactly(base.log_mass))
-        p, eps = exactly(weights), alpha - 1
+        p = exactly(weights)
         base, log_scale = _normalise(base)
         scaled_tau = _finite_positive(tau * (-eps * log_scale).exp())
         u = (exactly(scores) - exactly(dual.offset).unsqueeze(-1)) / scaled_tau
-        keys = scaled_tau.squeeze(-1) * _fenchel_young_terms(p, u, alpha, base).sum(-1)
+        keys = scaled_tau.squeeze(-1) * _fenchel_young_terms(p, u, eps, base).sum(-1)
         return keys + tau.squeeze(-1) * mass_gap(p)
 
     def valid_rows(self, like: Tensor) -> Tensor:
@@ -112,6 +112,12 @@ class Tsallis(Regularizer):
     @property
     def _static_eps(self) -> float | None:
         return None if isinstance(self.alpha, Tensor) else float(self.alpha) - 1
+
+    def _eps(self, like: Tensor) -> Tensor:
+        """alpha - 1 as a column, subtracted before rounding to the precision of `like`."""
+        if self._static_eps is not None:
+            return per_row(self._static_eps, like, "alpha")
+        return per_row(self.alpha, like, "alpha") - 1
 
 
 class _Rows(NamedTuple):
@@ -128,7 +134,7 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(
-        cls, scores: Tensor, base: Base, alpha: Tensor, tau: Tensor, static_eps: float | None
+        cls, scores: Tensor, base: Base, eps: Tensor, tau: Tensor, static_eps: float | None
     ) -> _Rows:
         """Search the offset outside the graph, then take two Newton steps inside it.
 
@@ -139,8 +145,8 @@ class _Rows(NamedTuple):
         live = where(base.allowed, scores, -math.inf).detach()
         log_mass = base.log()
         log_mass = None if log_mass is None else log_mass.detach()
-        centre, rest = tsallis_offset(live, log_mass, alpha.detach(), tau.detach())
-        rows = cls(scores, base, alpha - 1, tau, static_eps, centre, rest)
+        centre, rest = tsallis_offset(live, log_mass, eps.detach(), tau.detach())
+        rows = cls(scores, base, eps, tau, static_eps, centre, rest)
         return rows._newton()._newton()
 
     @property
@@ -246,16 +252,17 @@ def _normalise(base: Base) -> tuple[Base, Tensor]:
 
 def _finite_positive(tau: Tensor) -> Tensor:
     """Beyond these ends the scores do not matter at all, or nothing but the largest does."""
-    return tau.clamp(torch.finfo(tau.dtype).tiny, torch.finfo(tau.dtype).max / 16)
+    limits = torch.finfo(tau.dtype)
+    return tau.clamp(limits.tiny**0.5, limits.max**0.5)
 
 
 def _maybe_exactly(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else exactly(tensor)
 
 
-def _fenchel_young_terms(p: Tensor, u: Tensor, alpha: Tensor, base: Base) -> Tensor:
+def _fenchel_young_terms(p: Tensor, u: Tensor, eps: Tensor, base: Base) -> Tensor:
     """nu (omega(x) + omega*(y) - x y) for x = p / nu, in units of the temperature."""
-    eps, log_mass = alpha - 1, base.safe_log()
+    alpha, log_mass = 1 + eps, base.safe_log()
     y = 1 + eps * u  # x^(alpha - 1) at the optimum
     inside = base.allowed & (y > 0)
     y_inside = where(inside, y, 1.0)
@@ -265,7 +272,7 @@ def _fenchel_young_terms(p: Tensor, u: Tensor, alpha: Tensor, base: Base) -> Ten
     optimum = where(inside, (log_x + log_mass).exp(), 0.0)
     ratio = p / where(optimum > 0, optimum, 1.0)
     near = (optimum > 0) & (ratio < 1e30)
-    close = optimum * y_inside * bregman_power(where(near, ratio, 1.0), alpha)
+    close = optimum * y_inside * bregman_power(where(near, ratio, 1.0), eps)
     # Far from it nothing cancels: nu omega(p / nu) - p y' + nu omega*(y').
     power = (eps * (where(p > 0, p, 1.0).log() - log_mass)).exp()  # (p / nu)^(alpha - 1)
     far = where(p > 0, p * (power / alpha - y) / where(eps > 0, eps, 1.0), 0.0)

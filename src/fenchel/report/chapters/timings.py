@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from matplotlib.figure import Figure as Canvas
 
 from fenchel.bench import maps
@@ -12,9 +11,10 @@ from fenchel.report.chapter import Chapter, Figure, Table, Tour
 ORDER = 90
 
 _INTRO = """
-Every map is timed in turn, over and over, in one process, and shown as a ratio to `torch.softmax`
-on the same rows, with the smallest and the largest of the rounds. The machine may have been busy:
-read the spread before the ratio. `fenchel bench maps` repeats this at full size.
+Every map is timed in turn, over and over, in one process on one thread, and shown as a ratio to
+`torch.softmax` on the same rows, with the smallest and the largest of the rounds. Read the spread
+before the ratio; if the machine was too busy to measure, the caption says so. `fenchel bench maps`
+repeats this at full size.
 """
 
 
@@ -33,7 +33,7 @@ def _table(report: maps.Report) -> Table:
         rows.append((forward.name, str(forward.rows), str(forward), str(backward)))
     caption = (
         f"Ratio to torch.softmax (smallest..largest), {report.settings.length} keys, "
-        f"{report.settings.repeats} rounds, {torch.get_num_threads()} threads, float32."
+        f"{report.settings.repeats} rounds, one thread, float32."
     )
     return Table(caption, ("map", "rows", *maps.DIRECTIONS), tuple(rows))
 
@@ -60,5 +60,6 @@ def _chart(report: maps.Report) -> Figure:
         ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.12), ncols=2)
 
     caption = "Dots are medians, bars reach from the fastest to the slowest round; left is faster."
+    caption = f"{caption} {report.warning}".strip()
     alt = "Ratio of each map's time to torch.softmax with its spread, forward and with backward."
     return Figure((draw.panel(paint, "wide", 3.6),), caption, alt, "wide")
