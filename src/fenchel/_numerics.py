@@ -1,4 +1,4 @@
-"""Numbers that every room needs: precision, tolerances, and functions that stay smooth where
+"""Numbers that every room needs: precision, and functions that stay smooth where
 the textbook formula divides zero by zero. Nothing here knows about attention."""
 
 from __future__ import annotations
@@ -10,11 +10,6 @@ from torch import Tensor
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Half precision is computed in float32; float32 and float64 as they are."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def tolerance(dtype: torch.dtype, size: int) -> float:
-    """The rounding error that a careful sum over `size` terms may leave, relative to one."""
-    return 8.0 * torch.finfo(compute_dtype(dtype)).eps * max(1, size) ** 0.5
 
 
 def certificate_dtype(device: torch.device) -> torch.dtype:

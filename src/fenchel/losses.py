@@ -70,7 +70,7 @@ def _as_distribution(
     target: Tensor, scores: Tensor, ignore_index: int, solution: Solution
 ) -> tuple[Tensor, Tensor]:
     """(target as rows of weights, which rows count)."""
-    n, dtype = scores.shape[-1], solution.problem.scores.dtype
+    dtype = solution.problem.scores.dtype
     if target.is_floating_point():
         if target.shape != scores.shape:
             raise ValueError(

@@ -154,7 +154,8 @@ class ALiBi(Prior):
             raise ValueError(f"heads must be >= 1, got {self.heads}")
         if self.slopes is not None and self.slopes.shape != (self.heads,):
             raise ValueError(
-                f"slopes must have shape ({self.heads},), one a head, got {tuple(self.slopes.shape)}"
+                f"slopes must have shape ({self.heads},), one a head, "
+                f"got {tuple(self.slopes.shape)}"
             )
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:

@@ -176,8 +176,8 @@ class Solution:
     def _utility(self, utility: Tensor) -> Tensor:
         if utility.shape != self.weights.shape:
             raise ValueError(
-                f"utility has shape {tuple(utility.shape)}, the weights {tuple(self.weights.shape)}; "
-                "give one number for each key of each row"
+                f"utility has shape {tuple(utility.shape)}, the weights "
+                f"{tuple(self.weights.shape)}; give one number for each key of each row"
             )
         return utility.movedim(self.problem.axis, -1).to(self.problem.scores.dtype)
 

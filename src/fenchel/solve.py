@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._numerics import compute_dtype, has, where
+from fenchel._numerics import compute_dtype, has, readable, where
 from fenchel.priors import Base, Prior, expand_to, resolve
 from fenchel.regularizers.contract import Maximum, Regularizer
 from fenchel.solution import Problem, Solution, SolveError, Status
@@ -140,6 +140,8 @@ def _final_status(status: Tensor, maximum: Maximum) -> Tensor:
 
 def _finish(weights: Tensor, status: Tensor) -> Tensor:
     """Zeros in empty rows, NaN in rows without an answer."""
+    if readable(status) and not status.any():  # the common case, without two passes over the keys
+        return weights
     status = status.unsqueeze(-1)
     failed = (status == Status.NONFINITE.value) | (status == Status.INFEASIBLE.value)
     return where(~failed, where(status != Status.EMPTY.value, weights, 0.0), math.nan)

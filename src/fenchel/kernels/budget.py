@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fenchel.kernels.rows import row_operator
+from fenchel.kernels.operators import row_operator
 
 
 @row_operator("budget_threshold", columns=1)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel.kernels.rows import row_operator
+from fenchel.kernels.operators import row_operator
 
 _MAX_STEPS = 400  # bisection alone needs ~60 halvings a stage; Newton makes it about eight
 
@@ -42,6 +42,7 @@ def tsallis_offset(
     family = _Family(log_mass, eps.expand(*rows, 1), tau.expand(*rows, 1))
     alive = (s > -torch.inf).any(-1, keepdim=True)
     centre, low, high = _bracket(s, family, alive)
+    s, family = _within_reach(s, family, centre + low)
     rest = _search(s - centre, family, (low, high), alive, edge_form=False)
     steep = alive & (family.eps > 1)
     if not bool(steep.any()):
@@ -75,6 +76,19 @@ def _bracket(s: Tensor, family: _Family, alive: Tensor) -> tuple[Tensor, Tensor,
     high = -tau * power_ratio(-total, eps) - centre
     centre, low, high = (torch.where(alive, x, 0.0) for x in (centre, low, high))
     return centre, torch.minimum(low, high), high
+
+
+def _within_reach(s: Tensor, family: _Family, low: Tensor) -> tuple[Tensor, _Family]:
+    """Only the keys that can carry weight, where that leaves few: the offset is at least `low`, so
+    that a key at or below low - tau/eps gets nothing. A few dozen keys of thousands remain."""
+    n = s.shape[-1]
+    keep = s > low - family.tau / family.eps  # eps = 0: everything
+    most = int(keep.sum(-1).max()) if keep.numel() else 0
+    if not 0 < most <= n // 3:
+        return s, family
+    kept, index = torch.where(keep, s, -torch.inf).topk(most, -1, sorted=False)
+    log_mass = None if family.log_mass is None else family.log_mass.gather(-1, index)
+    return kept, family._replace(log_mass=log_mass)
 
 
 def _mass_and_slope(

@@ -179,7 +179,8 @@ def mass_gap(weights: Tensor, total: Tensor | None = None) -> Tensor:
 def bregman_power(ratio: Tensor, eps: Tensor) -> Tensor:
     """(r^alpha - 1 - alpha (r - 1)) / (alpha eps) >= 0, alpha = 1 + eps, r >= 0; zero at one only.
 
-    Far from one: (r L - (r - 1)) / alpha with L = (r^eps - 1)/eps, smooth through eps = 0. Near one that difference is all rounding, so there Taylor's remainder
+    Far from one: (r L - (r - 1)) / alpha with L = (r^eps - 1)/eps, smooth through eps = 0. Near
+    one that difference is all rounding, so there Taylor's remainder
     (r - 1)^2 int_0^1 (1 - t) (1 + t (r - 1))^(alpha - 2) dt is summed: every term is positive.
     """
     excess = ratio - 1

@@ -139,7 +139,7 @@ class Fused(Regularizer):
                 f"grid {height} x {width} has {height * width} keys, the scores have "
                 f"{rows.shape[-1]}; keys are the grid's cells in row order"
             )
-        return rows.unflatten(-1, self.grid)
+        return rows.reshape(*rows.shape[:-1], height, width)
 
     def _neighbours(self, rows: Tensor) -> Tensor:
         """The value at the end of each edge; a key at the border meets zero (False)."""

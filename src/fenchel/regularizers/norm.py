@@ -62,7 +62,8 @@ class Norm(Regularizer):
         alpha = per_row(self.alpha, weights, "alpha")
         on = weights > 0
         p = where(on, weights, 1.0)
-        # y = (p / |p|)^(alpha - 1); p = y^(q - 1) / X gives dp/dy = p^(2 - alpha) |p|^(alpha - 1) (q - 1)
+        # p = y^(q - 1) / X with y = (p / |p|)^(alpha - 1), so that
+        # dp/dy = (q - 1) p^(2 - alpha) |p|^(alpha - 1), and q - 1 = 1/(alpha - 1).
         scale = where(on.any(-1, keepdim=True), _norm(weights, alpha), 1.0).pow(alpha - 1)
         response = where(on, p.pow(2 - alpha) * scale / (alpha - 1), 0.0)
         return NormCurvature(response, weights)

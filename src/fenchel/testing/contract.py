@@ -65,10 +65,11 @@ class RegularizerContract:
         return [self.make_scores(seed) for seed in _SEEDS]
 
     def _random_feasible(self, scores: Tensor, seed: int) -> Tensor:
-        """Other solutions of the same problem are feasible for it: solve for other scores."""
+        """Other solutions of the same problem are feasible for it: solve for other scores, far
+        away (which a wrong answer may still beat) and very near (which it may not)."""
         generator = torch.Generator().manual_seed(seed)
         other = torch.randn(scores.shape, dtype=scores.dtype, generator=generator)
-        return self._weights(scores + 3 * other).detach()
+        return self._weights(scores + 10.0 ** -(seed % 4) * 3 * other).detach()
 
     # -- the answer
 
@@ -84,7 +85,7 @@ class RegularizerContract:
         omega = self.make_regularizer()
         for scores in self._each_scores():
             best = self._solve(scores).objective
-            for seed in range(20):
+            for seed in range(40):
                 other = self._random_feasible(scores, seed)
                 value = dot(scores, other) - omega.value(other, _everything(scores))
                 assert (value <= best + _ROUNDING).all(), "a feasible answer beats the solution"
