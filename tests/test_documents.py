@@ -1,0 +1,46 @@
+"""The documents: every Python block runs, every local link leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "ROADMAP.md"]
+
+
+def blocks(path):
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_snippets_run(path, capsys):
+    code = blocks(path)
+    assert code, "a page of the documents shows code"
+    torch.manual_seed(0)
+    namespace = {"__name__": __name__}  # a module that exists: torch.compile looks it up
+    for number, block in enumerate(code):
+        exec(compile(block, f"{path.name}, block {number}", "exec"), namespace)
+    assert "Traceback" not in capsys.readouterr().out
+
+
+def test_the_first_snippet_of_the_readme_says_what_it_claims():
+    namespace = {}
+    exec(blocks(ROOT / "README.md")[0], namespace)
+    assert 0 <= namespace["loss"] < 1e-12
+    assert namespace["sol"].gap.max() < 1e-9
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_local_links_lead_somewhere(path):
+    links = re.findall(r"\]\(([^)#]+)", path.read_text())
+    for link in links:
+        if not link.startswith("http"):
+            assert (path.parent / link).exists(), link
+
+
+def test_the_site_lists_every_page():
+    listed = set(re.findall(r": ([\w-]+\.md)", (ROOT / "mkdocs.yml").read_text()))
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")}
