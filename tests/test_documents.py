@@ -1,6 +1,8 @@
 """The documents: every Python block runs, every local link leads somewhere."""
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,14 @@ def blocks(path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
-def test_snippets_run(path, capsys):
+def test_snippets_run(path, capsys, monkeypatch):
     code = blocks(path)
     assert code, "a page of the documents shows code"
     torch.manual_seed(0)
-    namespace = {"__name__": __name__}  # a module that exists: torch.compile looks it up
+    page = types.ModuleType(f"page_{path.stem}")
+    monkeypatch.setitem(sys.modules, page.__name__, page)  # torch.compile looks classes up by name
     for number, block in enumerate(code):
-        exec(compile(block, f"{path.name}, block {number}", "exec"), namespace)
+        exec(compile(block, f"{path.name}, block {number}", "exec"), page.__dict__)
     assert "Traceback" not in capsys.readouterr().out
 
 
