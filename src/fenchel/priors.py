@@ -31,6 +31,23 @@ class Base:
     allowed: Tensor
     mass: Tensor | None = None
     log_mass: Tensor | None = None
+    whole: bool = False  # known to allow every key of every row: nothing needs masking
+
+    @classmethod
+    def everything(cls, like: Tensor) -> Base:
+        """Mass one on every key of scores like these."""
+        return cls(
+            torch.ones((), dtype=torch.bool, device=like.device).expand(like.shape), whole=True
+        )
+
+    def keep(self, values: Tensor, other: float = 0.0) -> Tensor:
+        """`values` on allowed keys, `other` elsewhere."""
+        return values if self.whole else where(self.allowed, values, other)
+
+    @property
+    def alive(self) -> Tensor:
+        """Rows that allow any key at all. (..., 1)"""
+        return self.allowed[..., :1] if self.whole else self.allowed.any(-1, keepdim=True)
 
     @property
     def plain(self) -> bool:
@@ -235,7 +252,7 @@ class Preference(Prior):
 def resolve(base: Tensor | Prior | None, shape: torch.Size, like: Tensor) -> Base:
     """The measure over keys (last axis) for scores of `shape`; dtype and device of `like`."""
     if base is None:
-        return Base(torch.ones(shape, dtype=torch.bool, device=like.device))
+        return Base(torch.ones((), dtype=torch.bool, device=like.device).expand(shape))
     if isinstance(base, Prior):
         return _from_prior(base, shape, like)
     if not isinstance(base, Tensor):

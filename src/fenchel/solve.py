@@ -76,12 +76,18 @@ def _prepare(
     if isinstance(base, Prior) and axis != -1:
         raise ValueError(f"a prior needs the keys on the last axis, got dim={dim}; move them there")
     x = scores.movedim(axis, -1).to(compute_dtype(scores.dtype))
+    valid = regularizer.valid_rows(x)
+    if base is None and _is_ordinary(x, valid):
+        base_measure = Base.everything(x)
+        shift = regularizer.anchor(x, base_measure.allowed).detach()
+        ready = Problem(x - shift, base_measure, shift.squeeze(-1), axis, scores.dtype)
+        return ready, torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     if isinstance(base, Tensor) and axis != -1:
         base = expand_to(base, scores.shape, "base").movedim(axis, -1)
     measure = resolve(base, x.shape, x)
     unfit = _unfit_base(measure, regularizer)
     strange = measure.allowed & (x.isnan() | (x == math.inf))
-    broken = (strange | unfit).any(-1) | ~regularizer.valid_rows(x)
+    broken = (strange | unfit).any(-1) | ~valid
     live = measure.allowed & (x > -math.inf) & ~broken.unsqueeze(-1)
     empty = ~live.any(-1)
     status = where(~empty, torch.zeros_like(broken, dtype=torch.long), Status.EMPTY.value)
@@ -93,6 +99,16 @@ def _prepare(
     centred = (where(usable, x, 0.0) - where(usable, shift.expand_as(x), 0.0)).clamp(-limit, limit)
     ready = Problem(centred, _clean(measure, live), shift.squeeze(-1), axis, scores.dtype)
     return ready, status
+
+
+def _is_ordinary(x: Tensor, valid: Tensor) -> bool:
+    """Seen to be finite everywhere, with room for differences: nothing to mask, nothing to mend."""
+    if x.numel() == 0 or not readable(x, valid):
+        return False
+    low, high = x.detach().aminmax()
+    return bool(
+        ((high - low).isfinite() & valid.all()) & (high - low < torch.finfo(x.dtype).max / 4)
+    )
 
 
 def _unfit_base(measure: Base, regularizer: Regularizer) -> Tensor:

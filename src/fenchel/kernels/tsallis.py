@@ -42,7 +42,7 @@ def tsallis_offset(
     family = _Family(log_mass, eps.expand(*rows, 1), tau.expand(*rows, 1))
     alive = (s > -torch.inf).any(-1, keepdim=True)
     centre, low, high = _bracket(s, family, alive)
-    s, family = _within_reach(s, family, centre + low)
+    s, family = _within_reach(s, family, centre, low)
     rest = _search(s - centre, family, (low, high), alive, edge_form=False)
     steep = alive & (family.eps > 1)
     if not bool(steep.any()):
@@ -78,11 +78,14 @@ def _bracket(s: Tensor, family: _Family, alive: Tensor) -> tuple[Tensor, Tensor,
     return centre, torch.minimum(low, high), high
 
 
-def _within_reach(s: Tensor, family: _Family, low: Tensor) -> tuple[Tensor, _Family]:
-    """Only the keys that can carry weight, where that leaves few: the offset is at least `low`, so
-    that a key at or below low - tau/eps gets nothing. A few dozen keys of thousands remain."""
+def _within_reach(
+    s: Tensor, family: _Family, centre: Tensor, low: Tensor
+) -> tuple[Tensor, _Family]:
+    """Only the keys that can carry weight, where that leaves few: the offset is at least
+    centre + low, so that a key tau/eps or more below it gets nothing. Of thousands of keys a few
+    dozen remain. Distances are taken from the centre, which may be nearer than an ulp."""
     n = s.shape[-1]
-    keep = s > low - family.tau / family.eps  # eps = 0: everything
+    keep = (s - centre) > low - family.tau / family.eps  # eps = 0: everything
     most = int(keep.sum(-1).max()) if keep.numel() else 0
     if not 0 < most <= n // 3:
         return s, family

@@ -47,7 +47,7 @@ class Budget(Regularizer):
         k = per_row(self.k, scores, "k")
         count = base.allowed.sum(-1, keepdim=True)
         feasible = k <= count
-        z = where(base.allowed, scores, -math.inf).detach()
+        z = base.keep(scores, -math.inf).detach()
         usable = feasible & (count > 0)
         start = where(usable, budget_threshold(z, k.detach()), 0.0) if z.shape[-1] else 0.0 * k
         # The pieces are linear: with the free keys known, the threshold is a mean in the graph.

@@ -69,12 +69,12 @@ class Fused(Regularizer):
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         strength = per_row(self.strength, scores, "strength")
-        scores = where(base.allowed, scores, 0.0)
+        scores = base.keep(scores, 0.0)
         labels, signs, edges, settled = self._partition(scores, strength, base.allowed)
         smooth = tv.group_means(scores - strength * signs, labels)
         # Smoothing lowers the maximum; sparsemax wants it at zero again.
-        peak = where(base.allowed.any(-1, True), masked_max(smooth, base.allowed), 0.0).detach()
-        inner = Tsallis(2.0).maximize(where(base.allowed, smooth - peak, 0.0), base)
+        peak = where(base.alive, masked_max(smooth, base.allowed), 0.0).detach()
+        inner = Tsallis(2.0).maximize(base.keep(smooth - peak, 0.0), base)
         threshold = inner.threshold + peak.squeeze(-1)
         potential = dot(scores, inner.weights) - self.value(inner.weights, base)
         dual = Dual(threshold, edges)

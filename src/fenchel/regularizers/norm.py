@@ -48,7 +48,7 @@ class Norm(Regularizer):
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         alpha = per_row(self.alpha, scores, "alpha")
-        z = where(base.allowed, scores, -math.inf).detach()
+        z = base.keep(scores, -math.inf).detach()
         t = norm_threshold(z, alpha.detach())
         for _ in range(2):  # derivatives to third order, as in tsallis.py
             t = _newton(scores, base.allowed, alpha, t)

@@ -105,11 +105,12 @@ def exponent_limit(dtype: torch.dtype) -> float:
 
 def _softmax(logits: Tensor, base: Base) -> tuple[Tensor, Tensor]:
     """nu exp(logits) / Z and log Z (..., 1); zeros and 0 where a row allows nothing."""
-    live = base.allowed.any(-1, keepdim=True)
+    if base.whole:
+        return torch.softmax(logits, -1), torch.logsumexp(logits, -1, keepdim=True)
     if base.mass is not None:
-        return _softmax_by_mass(logits, base.mass, base.allowed, live)
+        return _softmax_by_mass(logits, base.mass, base.allowed, base.alive)
     masked = where(base.allowed, logits + base.safe_log(), torch.finfo(logits.dtype).min)
-    log_total = where(live, torch.logsumexp(masked, -1, keepdim=True), 0.0)
+    log_total = where(base.alive, torch.logsumexp(masked, -1, keepdim=True), 0.0)
     return where(base.allowed, torch.softmax(masked, -1), 0.0), log_total
 
 

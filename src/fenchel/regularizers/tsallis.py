@@ -142,7 +142,7 @@ class _Rows(NamedTuple):
         derivatives that are exact (Newton's error is quadratic), so that two give three orders,
         in reverse and forward mode and under every transform, without a formula for any.
         """
-        live = where(base.allowed, scores, -math.inf).detach()
+        live = base.keep(scores, -math.inf).detach()
         log_mass = base.log()
         log_mass = None if log_mass is None else log_mass.detach()
         centre, rest = tsallis_offset(live, log_mass, eps.detach(), tau.detach())
@@ -156,7 +156,7 @@ class _Rows(NamedTuple):
 
     def _newton(self) -> _Rows:
         p, y, _ = self._parts()
-        alive = self.base.allowed.any(-1, keepdim=True)
+        alive = self.base.alive
         slope = where(alive, (p / y).sum(-1, keepdim=True), 1.0)
         step = where(alive, self.tau * (p.sum(-1, keepdim=True) - 1) / slope, 0.0)
         return self._replace(rest=self.rest + step)
@@ -172,14 +172,17 @@ class _Rows(NamedTuple):
         x = self.eps * distance
         steep = self.steep
         y = _choose(steep, x, 1 + x)
-        reachable = self.base.allowed
-        if self.base.mass is not None:  # zero mass: no weight, but a derivative in the mass
-            reachable = reachable | (self.base.mass == 0)
-        on = (y > 0) & reachable
+        on = y > 0 if self.base.whole else (y > 0) & self._reachable()
         y = where(on, y, 1.0)
         x, distance = where(on, x, 0.0), where(on, distance, 0.0)
         p = where(on, self._weigh(x, y, distance), 0.0)
         return p, y, _choose(steep, (y - 1) / where(self.eps > 0, self.eps, 1.0), distance)
+
+    def _reachable(self) -> Tensor:
+        if self.base.mass is None:
+            return self.base.allowed
+        # A key of zero mass gets no weight, but has a derivative in its mass.
+        return self.base.allowed | (self.base.mass == 0)
 
     def _weigh(self, x: Tensor, y: Tensor, distance: Tensor) -> Tensor:
         """nu y^(1/eps), with x = y - 1 (not steep) or y (steep) and distance = x / eps."""
@@ -243,8 +246,7 @@ def _normalise(base: Base) -> tuple[Base, Tensor]:
     if log_mass is None:
         ones = (1,) * base.allowed.ndim
         return base, torch.zeros(ones, device=base.allowed.device)
-    alive = base.allowed.any(-1, keepdim=True)
-    scale = where(alive, masked_max(log_mass.detach(), base.allowed), 0.0)
+    scale = where(base.alive, masked_max(log_mass.detach(), base.allowed), 0.0)
     if base.mass is not None:
         return Base(base.allowed, mass=base.mass / scale.exp()), scale
     return Base(base.allowed, log_mass=log_mass - scale), scale
