@@ -11,10 +11,10 @@ demo: $(STAMP)  ## the tour: a report about every regulariser, and where it was 
 	$(BIN)/fenchel tour --out build/tour
 
 test: lint  ## lint, types, and the quick tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 test-slow: $(STAMP)  ## the long tests
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ from torch import Tensor
 from fenchel._numerics import certificate_dtype, has, where
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Base:
     """A measure resolved for one tensor of scores: nu = mass * exp(log_mass) where allowed.
 

@@ -44,7 +44,7 @@ class SolveError(ValueError):
     """Raised by `solve(..., throw=True)` for rows that are not OK."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Scores made ready: keys last, anchor at zero, everything finite, dead keys not allowed."""
 
@@ -55,7 +55,7 @@ class Problem:
     dtype: torch.dtype  # of the scores as given
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
     """The maximiser of <scores, p> - Omega(p), row by row.
 
@@ -108,12 +108,13 @@ class Solution:
 
     def hessian(self) -> Tensor:
         """dp/ds, (..., n, n): entry (i, j) is the change of weight i with score j."""
-        curvature = self._curvature()
-        n = self.problem.scores.shape[-1]
-        eye = torch.eye(n, dtype=self.problem.scores.dtype, device=self.problem.scores.device)
-        columns = [curvature.apply(unit.expand_as(self.problem.scores)) for unit in eye.unbind(0)]
-        lead = self.problem.scores.shape[:-1]
-        return torch.stack(columns, -1) if n else eye.expand(*lead, 0, 0)
+        curvature, like = self._curvature(), self.problem.scores
+        n = like.shape[-1]
+        if n == 0:
+            return like.new_zeros((*like.shape, 0))
+        eye = torch.eye(n, dtype=like.dtype, device=like.device)
+        columns = torch.func.vmap(lambda unit: curvature.apply(unit.expand_as(like)))(eye)
+        return columns.movedim(0, -1)  # (key of the score, ..., key of the weight) -> (..., n, n)
 
     def fisher(self) -> Tensor:
         """E[score score^T] on the support, score_j = d log p_j / d scores. (..., n, n)
@@ -124,7 +125,8 @@ class Solution:
         score = hessian / where(p > 0, p, 1.0).unsqueeze(-1)  # row j: d log p_j / d scores
         total = self.regularizer.total(p).unsqueeze(-1)
         weighted = where(p > 0, p / total, 0.0).unsqueeze(-1) * score
-        return (score.unsqueeze(-1) * weighted.unsqueeze(-2)).sum(-3)
+        with torch.autocast(p.device.type, enabled=False):  # which would round the product
+            return score.mT @ weighted
 
     def escort(self) -> Tensor:
         """The distribution that averages utilities: d threshold / d scores. Shape of the scores."""

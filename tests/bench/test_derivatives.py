@@ -12,9 +12,6 @@ from fenchel.bench import derivatives
 from fenchel.priors import Base
 from fenchel.regularizers import Maximum
 
-# torch compiles its forward-mode formulas with torch.jit.script, which it deprecates itself.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-
 
 @dataclass(frozen=True)
 class Detached(fl.Tsallis):

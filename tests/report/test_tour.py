@@ -14,8 +14,7 @@ from fenchel.report.chapter import Chapter, Figure, Mark, Table, Tour
 from fenchel.report.chapters import bases, certificates, derivatives, regularizers, views
 from fenchel.report.gallery import bumpy_scores
 
-# torch compiles its forward-mode formulas with torch.jit.script, which it deprecates itself.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+pytestmark = pytest.mark.xdist_group("tour")  # one worker builds the page once
 
 QUICK = Tour(seed=0, quick=True)
 TITLES = (
