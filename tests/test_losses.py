@@ -148,6 +148,42 @@ def test_masked_target_is_infinitely_wrong():
     assert loss == torch.inf
 
 
+def test_no_class_left_is_infinitely_wrong_too():
+    x = scores()
+    x[0] = -torch.inf
+    loss = fl.fenchel_young_loss(x, LABELS, fl.Tsallis(1.5), reduction="none")
+    assert loss[0] == torch.inf
+    assert loss[1:].isfinite().all()
+
+
+def test_a_weightless_class_costs_nothing_even_if_masked():
+    keep, weight = torch.tensor([False, True, True, True]), torch.tensor([0.0, 1.0, 1.0, 1.0])
+    loss = fl.fenchel_young_loss(scores(), LABELS, fl.Tsallis(1.5), base=keep, weight=weight)
+    assert loss.isfinite()
+
+
+def test_small_integer_targets_and_targets_of_another_precision():
+    x = torch.randn(1, 200, dtype=DOUBLE)
+    by_byte = fl.fenchel_young_loss(x, torch.tensor([156], dtype=torch.uint8), fl.Shannon())
+    assert by_byte == fl.fenchel_young_loss(x, torch.tensor([156]), fl.Shannon())
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        soft = torch.softmax(torch.randn(1, 200), -1).to(dtype)
+        assert fl.fenchel_young_loss(x, soft, fl.Tsallis(1.5)) > 0
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 3.0])
+def test_derivative_in_a_target_that_is_zero(alpha):
+    x = torch.tensor([[1.0, 0.5, -1.0]], dtype=DOUBLE)
+    y = torch.tensor([[0.6, 0.4, 0.0]], dtype=DOUBLE, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fl.fenchel_young_loss(x, y, fl.Tsallis(alpha)), y)
+    h = 1e-7
+    move = torch.tensor([[-h, 0.0, h]], dtype=DOUBLE)
+    ahead = fl.fenchel_young_loss(x, y.detach() + move, fl.Tsallis(alpha))
+    slope = (ahead - fl.fenchel_young_loss(x, y.detach(), fl.Tsallis(alpha))) / h
+    # p^alpha has an h^(alpha - 1) left over
+    assert (gradient[0, 2] - gradient[0, 0] - slope).abs() <= 2 * h ** min(alpha - 1, 1)
+
+
 def test_all_rows_ignored_is_zero_not_nan():
     loss = fl.fenchel_young_loss(scores(), torch.full((5,), -100), fl.Tsallis(1.5))
     assert loss == 0
@@ -174,6 +210,11 @@ def test_budget_takes_a_distribution_of_its_own_mass():
         ({"target": LABELS, "weight": torch.ones(3)}, ValueError, ("(4,)", "(3,)")),
         ({"target": LABELS, "reduction": "avg"}, ValueError, ("avg", "mean")),
         ({"target": LABELS > 1}, ValueError, ("class indices", "bool")),
+        ({"target": [0, 1, 2, 3, 0]}, TypeError, ("target", "list")),
+        ({"target": LABELS, "weight": [1.0] * 4}, TypeError, ("weight", "list")),
+        ({"target": LABELS, "weight": -torch.ones(4)}, ValueError, ("weight", "-1")),
+        ({"target": LABELS, "ignore_index": None}, TypeError, ("ignore_index", "None")),
+        ({"target": torch.ones(5, 4) / 4, "ignore_index": 3}, ValueError, ("class indices",)),
     ],
 )
 def test_bad_input(arguments, error, words):

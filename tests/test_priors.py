@@ -18,7 +18,7 @@ def table(buckets=8, heads=2):
 
 PRIORS = {
     "causal": fl.priors.Causal(),
-    "causal with a cache": fl.priors.Causal(offset=3),
+    "causal with a cache": fl.priors.Causal().shifted(3),
     "window": fl.priors.SlidingWindow(2),
     "padding": fl.priors.KeyPadding(torch.tensor([3, 5])),
     "alibi": fl.priors.ALiBi(2),
@@ -47,7 +47,7 @@ def test_masks_say_who_sees_whom():
     assert torch.equal(causal == -math.inf, ~ones.tril())
     window = fl.priors.SlidingWindow(1).log_mass(rows, rows)
     assert torch.equal(window == 0, ones.tril(1) & ones.triu(-1))
-    cached = fl.priors.Causal(offset=2).log_mass(torch.arange(2), rows)
+    cached = fl.priors.Causal().shifted(2).log_mass(torch.arange(2), rows)
     assert torch.equal(cached == 0, ones.tril()[2:])
 
 
@@ -78,7 +78,7 @@ def test_alibi_slopes_of_the_paper():
 
 def test_prior_equals_its_mass_for_every_map():
     scores = torch.randn(2, 5, 6, dtype=DOUBLE)
-    prior = fl.priors.Causal(1) * fl.priors.ALiBi(2)
+    prior = fl.priors.Causal().shifted(1) * fl.priors.ALiBi(2)
     mass = prior.log_mass(torch.arange(5), torch.arange(6)).exp()
     for omega in (fl.Shannon(), fl.Tsallis(1.3), fl.Tsallis(2.0), fl.Tsallis(3.0)):
         by_prior = fl.solve(scores, omega, base=prior)
@@ -114,8 +114,10 @@ def test_parameters_train(omega):
     def by_buckets(t):
         return fl.solve(scores, omega, base=fl.priors.RelativeBuckets(t, 16)).weights
 
+    cached = fl.priors.Causal().shifted(1)
+
     def by_slopes(s):
-        return fl.solve(scores, omega, base=fl.priors.ALiBi(2, s) * fl.priors.Causal(1)).weights
+        return fl.solve(scores, omega, base=fl.priors.ALiBi(2, s) * cached).weights
 
     def by_preference(logits):
         return fl.solve(scores, omega, base=fl.priors.Preference(logits)).weights
@@ -133,6 +135,15 @@ def test_one_row_of_scores_takes_a_prior():
     weights = fl.entmax(scores, base=fl.priors.SlidingWindow(1))
     assert (weights[2:] == 0).all()
     assert (weights[:2] - fl.entmax(scores[:2])).abs().max() <= 1e-15
+
+
+def test_cached_keys_shift_every_prior():
+    queries, keys = torch.arange(1), torch.arange(5)
+    for prior in (fl.priors.Causal(), fl.priors.ALiBi(2), fl.priors.SlidingWindow(1)):
+        late = prior.shifted(4).log_mass(queries, keys)
+        assert torch.equal(late, prior.log_mass(torch.tensor([4]), keys))
+    nearest = fl.softmax(torch.zeros(2, 1, 5), base=fl.priors.ALiBi(2).shifted(4))
+    assert (nearest.argmax(-1) == 4).all()
 
 
 def test_multiplying_with_something_else_is_refused():

@@ -38,6 +38,20 @@ def has(condition: Tensor) -> bool:
     return readable(condition) and bool(condition.any())
 
 
+def check_whole(value: object, name: str, low: int) -> None:
+    """Refuse anything but a whole number >= low."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be >= {low}, got {value}")
+
+
+def check_tensor(value: object, name: str) -> None:
+    """Refuse anything but a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; use torch.tensor")
+
+
 def where(condition: Tensor, values: Tensor, other: float) -> Tensor:
     """torch.where with a number on the other side, in the dtype of `values`."""
     return torch.where(condition, values, values.new_full((), other))

@@ -7,13 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._numerics import dot, has, where
+from fenchel._numerics import check_tensor, check_whole, dot, has, where
 from fenchel.priors import Prior
 from fenchel.regularizers.contract import Regularizer
-from fenchel.solution import Solution
+from fenchel.solution import Solution, Status
 from fenchel.solve import solve
 
 _REDUCTIONS = ("none", "mean", "sum")
+_IGNORE = -100  # as torch.nn.functional.cross_entropy
 
 
 def fenchel_young_loss(
@@ -23,29 +24,32 @@ def fenchel_young_loss(
     *,
     base: Tensor | Prior | None = None,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int = _IGNORE,
     reduction: str = "mean",
 ) -> Tensor:
     """L(s, y) = Omega*(s) + Omega(y) - <s, y>  (Blondel, Martins and Niculae, 2020).
 
     Convex in the scores, never negative, and zero exactly where y solves the problem for s; its
-    gradient is `weights - y`. With Shannon it is the cross-entropy.
+    gradient is `weights - y`. With Shannon it is the cross-entropy. A target on a masked class
+    costs +inf; where a target weight is zero Shannon's slope -inf in the target is taken as zero.
 
     >>> fl.fenchel_young_loss(scores, labels, fl.Tsallis(1.5))
 
     scores: (..., n), classes last. target: (...) class indices, or (..., n) distributions.
-    weight: (n,), one a class; a distribution is weighted by its mean class weight.
+    weight: (n,), non-negative, one a class; a distribution is weighted by its mean class weight.
     ignore_index: rows with this class index count nothing, not even in the mean.
     reduction: "mean" (over the weights of the rows that count), "sum" or "none".
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be one of {_REDUCTIONS}, got {reduction!r}")
+    check_tensor(target, "target")
+    check_whole(ignore_index, "ignore_index", -(2**63))
     solution = solve(scores, regularizer, base=base)
     distribution, counted = _as_distribution(target, scores, ignore_index, solution)
     loss = _loss(solution, distribution)
     factor = _row_weights(weight, distribution, scores)
     factor = where(counted, factor.expand(counted.shape), 0.0)
-    weighted = where(counted, loss, 0.0) * factor
+    weighted = where(counted & (factor > 0), loss, 0.0) * factor  # 0 * inf counts nothing
     if reduction == "none":
         return weighted.to(scores.dtype)
     total = weighted.sum()
@@ -56,14 +60,19 @@ def fenchel_young_loss(
 
 
 def _loss(solution: Solution, y: Tensor) -> Tensor:
-    """The loss of y is the gap of y taken as an answer: that sum of non-negative terms keeps its
-    digits and is zero at the optimum. The derivative comes from the definition."""
+    """The derivative comes from the definition. The value of our families is the gap of y taken as
+    an answer: that sum of non-negative terms keeps its digits and is zero at the optimum."""
     problem, omega = solution.problem, solution.regularizer
-    gap = omega.gap(problem.scores.detach(), y.detach(), solution.dual, problem.base).to(y.dtype)
-    known = where(solution.status == 0, gap, math.nan)
     definition = solution.conjugate - dot(problem.scores, y) + omega.value(y, problem.base)
+    loss = definition.detach()
+    if omega.gap_is_loss:
+        exact = omega.gap(problem.scores.detach(), y.detach(), solution.dual, problem.base)
+        loss = exact.to(y.dtype)
+    failed = (solution.status == Status.NONFINITE.value) | (
+        solution.status == Status.INFEASIBLE.value
+    )
     definition = where(definition.isfinite(), definition, 0.0)
-    return known + (definition - definition.detach())
+    return where(~failed, loss, math.nan) + (definition - definition.detach())
 
 
 def _as_distribution(
@@ -77,8 +86,13 @@ def _as_distribution(
                 f"a distribution target must have the scores' shape {tuple(scores.shape)}, "
                 f"got {tuple(target.shape)}"
             )
+        if ignore_index != _IGNORE:
+            raise ValueError(
+                f"ignore_index={ignore_index} is for class indices; a distribution is left out by "
+                "removing its row"
+            )
         y = target.to(dtype)
-        _check_distribution(y, solution.regularizer.total(solution.problem.scores))
+        _check_distribution(y, target.dtype, solution.regularizer.total(solution.problem.scores))
         return y, torch.ones(target.shape[:-1], dtype=torch.bool, device=target.device)
     return _one_hot(target, scores, ignore_index, solution)
 
@@ -94,6 +108,7 @@ def _one_hot(
         )
     if has(solution.regularizer.total(solution.problem.scores) != 1):
         raise ValueError("a class index has mass one; give a Budget target with sum k as floats")
+    target = target.long()  # in uint8, -100 would be class 156
     counted = target != ignore_index
     wrong = counted & ((target < 0) | (target >= n))
     if has(wrong):
@@ -105,19 +120,23 @@ def _one_hot(
     return (classes == target.unsqueeze(-1)).to(dtype), counted
 
 
-def _check_distribution(y: Tensor, total: Tensor) -> None:
-    off = (y.sum(-1) - total).abs() > total * y.shape[-1] * torch.finfo(y.dtype).eps * 8
+def _check_distribution(y: Tensor, given: torch.dtype, total: Tensor) -> None:
+    coarse = max(torch.finfo(given).eps, torch.finfo(y.dtype).eps)
+    off = (y.sum(-1) - total).abs() > total * y.shape[-1] * coarse * 8
     if has((y < 0).any(-1) | off):
         raise ValueError(
             f"target rows must be non-negative and sum to {total.max().item():g}, got smallest "
-            f"entry {y.min().item():g} and sums from {y.sum(-1).min().item():g} to "
-            f"{y.sum(-1).max().item():g}; divide by their sum"
+            f"entry {y.min().item():g} and sums from {y.sum(-1).min().item():.9g} to "
+            f"{y.sum(-1).max().item():.9g}; divide by their sum"
         )
 
 
 def _row_weights(weight: Tensor | None, y: Tensor, scores: Tensor) -> Tensor:
     if weight is None:
         return y.new_ones(y.shape[:-1])
+    check_tensor(weight, "weight")
+    if has(weight < 0):
+        raise ValueError(f"weight must be non-negative, got {weight.min().item():g}")
     if weight.shape != scores.shape[-1:]:
         raise ValueError(
             f"weight must have shape ({scores.shape[-1]},), one a class, got {tuple(weight.shape)}"

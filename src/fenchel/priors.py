@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, has, where
+from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has, where
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,12 @@ class Base:
         return cls(
             torch.ones((), dtype=torch.bool, device=like.device).expand(like.shape), whole=True
         )
+
+    def to(self, dtype: torch.dtype) -> Base:
+        """The same measure in another precision."""
+        mass = None if self.mass is None else self.mass.to(dtype)
+        log_mass = None if self.log_mass is None else self.log_mass.to(dtype)
+        return Base(self.allowed, mass, log_mass, self.whole)
 
     def keep(self, values: Tensor, other: float = 0.0) -> Tensor:
         """`values` on allowed keys, `other` elsewhere."""
@@ -81,6 +87,15 @@ class Prior(ABC):
         Shape (..., len(rows), len(columns)); leading axes broadcast with those of the scores.
         """
 
+    def check(self, shape: torch.Size) -> None:  # noqa: B027  most priors fit any shape
+        """Raise if this prior does not fit scores of this shape."""
+
+    def shifted(self, offset: int) -> Prior:
+        """The same prior for queries that start at position `offset`: with keys cached before
+        them, offset = keys - queries."""
+        check_whole(offset, "offset", 0)
+        return Shifted(self, offset)
+
     def __mul__(self, other: Prior) -> Prior:
         if not isinstance(other, Prior):
             return NotImplemented
@@ -97,6 +112,24 @@ class Product(Prior):
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return self.first.log_mass(rows, columns) + self.second.log_mass(rows, columns)
 
+    def check(self, shape: torch.Size) -> None:
+        self.first.check(shape)
+        self.second.check(shape)
+
+
+@dataclass(frozen=True)
+class Shifted(Prior):
+    """A prior whose queries start later. Written `prior.shifted(offset)`."""
+
+    prior: Prior
+    offset: int
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.prior.log_mass(rows + self.offset, columns)
+
+    def check(self, shape: torch.Size) -> None:
+        self.prior.check(shape)
+
 
 def _mask(keep: Tensor) -> Tensor:
     return torch.zeros((), device=keep.device).masked_fill(~keep, -math.inf)
@@ -109,25 +142,20 @@ def _distance(rows: Tensor, columns: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Causal(Prior):
-    """Query i sees keys 0 .. i + offset. With cached keys, offset = keys - queries."""
-
-    offset: int = 0
+    """Query i sees keys 0 .. i. With cached keys: `Causal().shifted(keys - queries)`."""
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return _mask(_distance(rows, columns) <= self.offset)
+        return _mask(_distance(rows, columns) <= 0)
 
 
 @dataclass(frozen=True)
 class SlidingWindow(Prior):
-    """Query i sees keys at most `width` positions away, on both sides."""
+    """Query i sees keys at most `width` positions away, on both sides; 0: only itself."""
 
     width: int
 
     def __post_init__(self) -> None:
-        if self.width < 0:
-            raise ValueError(
-                f"width must be >= 0, got {self.width}; 0 lets each query see only itself"
-            )
+        check_whole(self.width, "width", 0)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return _mask(_distance(rows, columns).abs() <= self.width)
@@ -144,6 +172,7 @@ class KeyPadding(Prior):
     lengths: Tensor
 
     def __post_init__(self) -> None:
+        check_tensor(self.lengths, "lengths")
         if self.lengths.is_floating_point() or self.lengths.dtype == torch.bool:
             raise TypeError(
                 f"lengths must be integers, got {self.lengths.dtype}; "
@@ -153,6 +182,15 @@ class KeyPadding(Prior):
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         keep = columns < self.lengths[..., None, None]  # (..., 1, columns)
         return _mask(keep.expand(*keep.shape[:-2], len(rows), -1))
+
+    def check(self, shape: torch.Size) -> None:
+        # Broadcasting alone would take a batch of lengths for heads where both are as many.
+        if self.lengths.ndim not in (0, len(shape) - 2):
+            raise ValueError(
+                f"lengths of shape {tuple(self.lengths.shape)} must have one axis for each leading "
+                f"axis of the scores {tuple(shape)}, without query and key; for (batch, head, "
+                "query, key) pass lengths[:, None]"
+            )
 
 
 @dataclass(frozen=True)
@@ -167,8 +205,9 @@ class ALiBi(Prior):
     slopes: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.heads < 1:
-            raise ValueError(f"heads must be >= 1, got {self.heads}")
+        check_whole(self.heads, "heads", 1)
+        if self.slopes is not None:
+            check_tensor(self.slopes, "slopes")
         if self.slopes is not None and self.slopes.shape != (self.heads,):
             raise ValueError(
                 f"slopes must have shape ({self.heads},), one a head, "
@@ -205,6 +244,7 @@ class RelativeBuckets(Prior):
     bidirectional: bool = True
 
     def __post_init__(self) -> None:
+        check_tensor(self.table, "table")
         if self.table.ndim != 2:
             raise ValueError(
                 f"table must have shape (buckets, heads), got {tuple(self.table.shape)}"
@@ -244,6 +284,20 @@ class Preference(Prior):
 
     logits: Tensor
 
+    def __post_init__(self) -> None:
+        check_tensor(self.logits, "logits")
+        if not self.logits.is_floating_point() or self.logits.ndim == 0:
+            raise TypeError(
+                f"logits must be real, one a key on the last axis, got {self.logits.dtype} of "
+                f"shape {tuple(self.logits.shape)}; a mask is passed as base= directly"
+            )
+
+    def check(self, shape: torch.Size) -> None:
+        if self.logits.shape[-1] != shape[-1]:
+            raise ValueError(
+                f"Preference has {self.logits.shape[-1]} logits, the scores have {shape[-1]} keys"
+            )
+
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         picked = self.logits[..., columns]
         return picked[..., None, :].expand(*picked.shape[:-1], len(rows), -1)
@@ -256,14 +310,17 @@ def resolve(base: Tensor | Prior | None, shape: torch.Size, like: Tensor) -> Bas
     if isinstance(base, Prior):
         return _from_prior(base, shape, like)
     if not isinstance(base, Tensor):
+        made = (
+            f"call it: {base.__name__}(...)" if isinstance(base, type) else "use torch.tensor(...)"
+        )
         raise TypeError(
-            f"base must be a tensor or a fenchel prior, got {type(base).__name__}; "
-            "wrap numbers in torch.tensor(...)"
+            f"base must be a tensor or a fenchel prior, got {type(base).__name__}; {made}"
         )
     return _from_tensor(base, shape, like)
 
 
 def _from_prior(prior: Prior, shape: torch.Size, like: Tensor) -> Base:
+    prior.check(shape if len(shape) > 1 else torch.Size((1, *shape)))
     queries = shape[-2] if len(shape) > 1 else 1
     rows = torch.arange(queries, device=like.device)
     columns = torch.arange(shape[-1], device=like.device)

@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from fenchel._numerics import dot, where
+from fenchel._numerics import check_tensor, dot, where
 from fenchel.priors import Base
 from fenchel.regularizers.contract import Curvature, Dual, Regularizer
 
@@ -35,8 +35,9 @@ _REMEDIES = {
     "parameter is out of range; mask with -inf or base = 0, and check what made the scores",
     Status.INFEASIBLE: "the budget k exceeds the number of unmasked keys; lower k for this row "
     "(k may be a tensor, one a row) or unmask keys",
-    Status.MAX_STEPS: "the iteration stopped before its tolerance; raise max_steps or the "
-    "tolerance, and read the gap for how far off the row may be",
+    Status.MAX_STEPS: "the search stopped before its tolerance; read the gap for how far off the "
+    "row may be. Fused on a grid: raise max_steps or the tolerance. Tsallis: alpha or the range of "
+    "the base is too large for this precision; lower it or use float64",
 }
 
 
@@ -88,10 +89,14 @@ class Solution:
 
     @property
     def objective(self) -> Tensor:
-        """<scores, weights> - Omega(weights): equal to the potential, up to the gap."""
-        p = self._rows()
-        linear = dot(self.problem.scores, p)
-        primal = linear - self.regularizer.value(p, self.problem.base)
+        """<scores, weights> - Omega(weights): equal to the potential, up to the gap.
+
+        Its derivative is the potential's, since at the optimum the weights do not matter.
+        """
+        p = self._rows().detach()
+        linear = dot(self.problem.scores.detach(), p)
+        primal = linear - self.regularizer.value(p, self.problem.base).detach()
+        primal = primal + (self.conjugate - self.conjugate.detach())
         return self._row(primal + self._shifted_total())
 
     @property
@@ -144,6 +149,10 @@ class Solution:
         """Gradient in the scores of <utility, weights>, from the curvature. Shape of the scores."""
         return self._keys(self._curvature().apply(self._utility(utility)))
 
+    def __repr__(self) -> str:
+        shape = tuple(self.weights.shape)
+        return f"Solution({self.regularizer}, weights of shape {shape} in {self.weights.dtype})"
+
     def explain(self) -> str:
         """One line for each status that occurs, with what to do about it."""
         lines = []
@@ -176,6 +185,7 @@ class Solution:
         return rows.movedim(-1, self.problem.axis)
 
     def _utility(self, utility: Tensor) -> Tensor:
+        check_tensor(utility, "utility")
         if utility.shape != self.weights.shape:
             raise ValueError(
                 f"utility has shape {tuple(utility.shape)}, the weights "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
 from torch import Tensor
 
-from fenchel._numerics import compute_dtype, has, readable, where
+from fenchel._numerics import check_tensor, compute_dtype, has, readable, where
 from fenchel.priors import Base, Prior, expand_to, resolve
 from fenchel.regularizers.contract import Maximum, Regularizer
 from fenchel.solution import Problem, Solution, SolveError, Status
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def solve(
@@ -41,7 +44,7 @@ def solve(
         weights=weights,
         threshold=_threshold(maximum.threshold + problem.shift, status),
         status=status,
-        regularizer=regularizer,
+        regularizer=_snapshot(regularizer),
         problem=problem,
         dual=maximum.dual,
         conjugate=maximum.potential,
@@ -51,17 +54,33 @@ def solve(
     return solution
 
 
+def _snapshot(regularizer: Regularizer) -> Regularizer:
+    """A copy with its own tensors: an optimiser's step on alpha must not change past answers."""
+    if torch.compiler.is_compiling():  # traced tensors do not change behind our back
+        return regularizer
+    mine = copy.copy(regularizer)
+    for name, value in vars(regularizer).items():
+        if isinstance(value, Tensor):
+            object.__setattr__(mine, name, value.clone())
+    return mine
+
+
 def _check(scores: Tensor, regularizer: Regularizer, dim: int) -> None:
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"scores must be a tensor, got {type(scores).__name__}")
+    check_tensor(scores, "scores")
     if not isinstance(regularizer, Regularizer):
         raise TypeError(
             f"regularizer must be a Regularizer such as Tsallis(1.5), got {regularizer!r}"
         )
-    if not scores.is_floating_point():
-        raise TypeError(f"scores must be real floating point, got {scores.dtype}; call .float()")
+    if scores.dtype not in _DTYPES or scores.layout != torch.strided:
+        remedy = "take its real part" if scores.is_complex() else "call .float() and .to_dense()"
+        raise TypeError(
+            "scores must be a dense tensor of float16, bfloat16, float32 or float64, got "
+            f"{scores.layout} of {scores.dtype}; {remedy} first"
+        )
     if scores.ndim == 0:
         raise ValueError("scores must have at least one axis, got a single number")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim must be one whole number, got {dim!r}")
     if not -scores.ndim <= dim < scores.ndim:
         raise IndexError(
             f"dim must be between {-scores.ndim} and {scores.ndim - 1}, got {dim} "
@@ -75,7 +94,10 @@ def _prepare(
     axis = dim if dim < 0 else dim - scores.ndim
     if isinstance(base, Prior) and axis != -1:
         raise ValueError(f"a prior needs the keys on the last axis, got dim={dim}; move them there")
-    x = scores.movedim(axis, -1).to(compute_dtype(scores.dtype))
+    precision = compute_dtype(scores.dtype)
+    if isinstance(base, Tensor) and base.dtype == torch.float64:
+        precision = torch.float64  # masses beyond the range of float32 must not become 0 or inf
+    x = scores.movedim(axis, -1).to(precision)
     valid = regularizer.valid_rows(x)
     if base is None and _is_ordinary(x, valid):
         base_measure = Base.everything(x)
@@ -126,7 +148,7 @@ def _unfit_base(measure: Base, regularizer: Regularizer) -> Tensor:
     if mass.requires_grad:
         raise ValueError(f"{name} takes a mask, which has no derivative; detach the base")
     whole = (mass == 0) | (mass == (1 if measure.mass is not None else -math.inf))
-    if has(~whole):
+    if has(~whole & ~unfit):
         raise ValueError(
             f"{name} takes only masks as base (zeros and ones), got other masses; "
             "use Shannon or Tsallis for a base measure, or base=(mass > 0)"
@@ -170,14 +192,18 @@ def _threshold(threshold: Tensor, status: Tensor) -> Tensor:
 
 
 def _raise_on_trouble(status: Tensor) -> None:
-    trouble = status != Status.OK.value
-    if not has(trouble):
-        return
+    if not readable(status):
+        raise ValueError(
+            "throw=True reads the status, which vmap, compile and meta forbid; drop it"
+        )
     lines = []
     for kind in list(Status)[1:]:
-        rows = (status == kind).nonzero().tolist()
+        rows = (status == kind.value).nonzero().tolist()
         if rows:
-            shown = ", ".join(str(tuple(row)) for row in rows[:5])
+            shown = (
+                ", ".join(str(tuple(row)) for row in rows[:5]) if status.ndim else "(the only one)"
+            )
             more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
             lines.append(f"{kind.name} in rows {shown}{more}: {kind.remedy}")
-    raise SolveError("; ".join(lines))
+    if lines:
+        raise SolveError("; ".join(lines))

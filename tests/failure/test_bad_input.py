@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from fenchel.solution import SolveError
 from fenchel.testing import gap_tolerance
 from tests.families import FAMILIES
 
+CUBE = torch.zeros(4, 4, 6, 6)
 SCORES = torch.tensor([[0.3, -1.0, 2.0, 0.5], [1.0, 1.0, 0.0, -2.0]], dtype=torch.float64)
 
 
@@ -29,7 +31,15 @@ SCORES = torch.tensor([[0.3, -1.0, 2.0, 0.5], [1.0, 1.0, 0.0, -2.0]], dtype=torc
         (lambda: fl.Fused(-0.1), ValueError, ("strength", ">= 0")),
         (lambda: fl.Fused(0.1, grid=(0, 3)), ValueError, ("grid", "height")),
         (lambda: fl.Fused(0.1, tolerance=1e-3), ValueError, ("tolerance", "grid")),
+        (lambda: fl.Fused(0.1, max_steps=5), ValueError, ("max_steps", "grid")),
+        (lambda: fl.Fused(0.1, grid=4), ValueError, ("grid", "height", "4")),
+        (lambda: fl.Fused(0.1, grid=(2.0, 2.0)), ValueError, ("grid", "whole")),
+        (lambda: fl.Fused(0.1, grid=(2, 2), max_steps=1.5), TypeError, ("max_steps", "1.5")),
         (lambda: fl.Fused(0.1, grid=(2, 2), max_steps=0), ValueError, ("max_steps", ">= 1")),
+        (lambda: fl.priors.SlidingWindow(1.5), TypeError, ("width", "1.5")),
+        (lambda: fl.priors.KeyPadding([1, 2]), TypeError, ("lengths", "list")),
+        (lambda: fl.priors.Preference(torch.ones(3) > 0), TypeError, ("logits", "mask")),
+        (lambda: fl.priors.Causal().shifted(-1), ValueError, ("offset", "-1")),
         (lambda: fl.priors.SlidingWindow(-1), ValueError, ("width", "-1")),
         (lambda: fl.priors.ALiBi(0), ValueError, ("heads", "0")),
         (lambda: fl.priors.ALiBi(2, torch.ones(3)), ValueError, ("slopes", "(2,)", "(3,)")),
@@ -48,8 +58,31 @@ def test_parameters_out_of_range(make, error, words):
     ("call", "error", "words"),
     [
         (lambda: fl.softmax([1.0, 2.0]), TypeError, ("tensor", "list")),
-        (lambda: fl.softmax(torch.tensor([1, 2])), TypeError, ("floating", "int64", ".float()")),
-        (lambda: fl.softmax(torch.tensor([1j])), TypeError, ("floating", "complex")),
+        (lambda: fl.softmax(torch.tensor([1, 2])), TypeError, ("float32", "int64", ".float()")),
+        (lambda: fl.softmax(torch.tensor([1j])), TypeError, ("complex", "real part")),
+        (lambda: fl.softmax(SCORES.to_sparse()), TypeError, ("sparse", "to_dense")),
+        (lambda: fl.softmax(SCORES, dim=1.0), TypeError, ("dim", "1.0")),
+        (lambda: fl.softmax(SCORES, dim=True), TypeError, ("dim", "True")),
+        (lambda: fl.softmax(SCORES, base=fl.priors.Causal), TypeError, ("Causal", "call")),
+        (
+            lambda: fl.softmax(SCORES, base=fl.priors.Preference(torch.zeros(7))),
+            ValueError,
+            ("7 logits", "4 keys"),
+        ),
+        (
+            lambda: fl.softmax(
+                torch.zeros(4, 4, 6, 6), base=fl.priors.KeyPadding(torch.ones(4).long())
+            ),
+            ValueError,
+            ("lengths[:, None]", "(4,)"),
+        ),
+        (lambda: fl.solve(SCORES.float(), fl.Shannon(1e39)), ValueError, ("1e+39", "float64")),
+        (
+            lambda: fl.entmax(SCORES, torch.tensor(1.5, device="meta")),
+            ValueError,
+            ("alpha", "meta", "cpu"),
+        ),
+        (lambda: fl.solve(SCORES, fl.Shannon()).advantage([1.0]), TypeError, ("utility", "list")),
         (lambda: fl.softmax(torch.tensor(1.0)), ValueError, ("at least one axis",)),
         (lambda: fl.softmax(SCORES, dim=2), IndexError, ("dim", "2", "(2, 4)")),
         (lambda: fl.softmax(SCORES, dim=-3), IndexError, ("dim", "-3")),
@@ -267,6 +300,98 @@ def test_throw_names_rows_and_remedies():
     with pytest.raises(SolveError, match=r"EMPTY in rows \(0,\), \(1,\)"):
         fl.solve(SCORES, fl.Shannon(), base=torch.zeros(4), throw=True)
     assert fl.solve(SCORES, fl.Shannon(), throw=True).weights.shape == (2, 4)
+
+
+def test_throw_needs_values():
+    with pytest.raises(ValueError, match="throw=True"):
+        torch.func.vmap(lambda s: fl.solve(s, fl.Shannon(), throw=True).weights)(SCORES)
+    with pytest.raises(SolveError, match="the only one"):
+        fl.solve(torch.tensor([math.nan, 1.0]), fl.Shannon(), throw=True)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert torch.equal(fl.entmax(SCORES, np.float64(1.5)), fl.entmax(SCORES, 1.5))
+    assert torch.equal(
+        fl.solve(SCORES, fl.Budget(np.int64(2))).weights, fl.solve(SCORES, fl.Budget(2)).weights
+    )
+
+
+def test_a_solution_survives_what_happens_to_its_parameters():
+    alpha = torch.tensor(1.5, dtype=torch.float64)
+    solution = fl.solve(SCORES, fl.Tsallis(alpha))
+    before = solution.gap, solution.objective, solution.hessian()
+    alpha.add_(0.2)
+    after = solution.gap, solution.objective, solution.hessian()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("alpha", [1.5, 1.8, 2.0, 3.0])
+def test_flat_rows_of_many_keys(dtype, alpha):
+    for scores in (torch.zeros(1, 100_000, dtype=dtype), 1e-4 * torch.randn(2, 4096, dtype=dtype)):
+        solution = fl.solve(scores, fl.Tsallis(alpha))
+        assert (solution.weights.double().sum(-1) - 1).abs().max() <= 1e3 * torch.finfo(dtype).eps
+        assert (solution.gap <= gap_tolerance(dtype)).all()
+
+
+@pytest.mark.parametrize("alpha", [10.0, 20.0, 50.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_very_large_alpha(dtype, alpha):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(400, 6, dtype=dtype, generator=generator)
+    leaf = scores.requires_grad_()
+    solution = fl.solve(leaf, fl.Tsallis(alpha))
+    assert (solution.weights.sum(-1) - 1).abs().max() <= 64 * torch.finfo(dtype).eps
+    assert (solution.gap <= gap_tolerance(dtype)).all()
+    if alpha < 50:  # there slopes of 1e96 cancel, and nothing is left of a derivative
+        (gradient,) = torch.autograd.grad((solution.weights**2).sum(), leaf)
+        assert gradient.isfinite().all()
+
+
+def test_a_threshold_that_no_float_holds_is_said():
+    """Five ties at alpha = 1000: the threshold lies 5^-999 below them."""
+    solution = fl.solve(torch.zeros(5, dtype=torch.float64), fl.Tsallis(1000.0))
+    assert solution.status == fl.Status.MAX_STEPS
+    assert solution.gap > 1e-3
+    assert "alpha" in solution.explain()
+
+
+def test_masses_wider_than_the_scores_keep_their_range():
+    base = torch.tensor([1e-50, 3e-50], dtype=torch.float64)
+    solution = fl.solve(torch.zeros(2), fl.Shannon(), base=base)
+    assert solution.weights.dtype == torch.float32
+    assert (solution.weights - torch.tensor([0.25, 0.75])).abs().max() <= 1e-7
+
+
+def test_a_tensor_alpha_is_subtracted_in_its_own_precision():
+    alpha = 1 + 1e-9
+    number = fl.solve(SCORES.float(), fl.Tsallis(alpha)).threshold
+    tensor = fl.solve(
+        SCORES.float(), fl.Tsallis(torch.tensor(alpha, dtype=torch.float64))
+    ).threshold
+    assert (number - tensor).abs().max() <= 1e-6 * number.abs().max()
+    assert (fl.solve(SCORES.float(), fl.Norm(1 + 1e-6)).status == fl.Status.OK).all()
+
+
+def test_default_dtype_does_not_leak():
+    torch.set_default_dtype(torch.float64)
+    try:
+        for make in FAMILIES.values():
+            solution = fl.solve(SCORES.float(), make())
+            assert solution.threshold.dtype == solution.potential.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_fused_on_long_and_even_rows_ends():
+    for scores, strength in (
+        (torch.linspace(0, 1, 1000), 1000.0),
+        (torch.linspace(0, 60, 10_000).sin(), 10.0),
+        (torch.randn(1, 20_000).cumsum(-1).double(), 10.0),
+    ):
+        solution = fl.solve(scores, fl.Fused(strength))
+        assert (solution.status == fl.Status.OK).all()
+        assert (solution.gap <= 1e-9).all()
 
 
 def test_every_status_has_a_remedy():

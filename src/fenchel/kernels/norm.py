@@ -11,14 +11,14 @@ _MAX_STEPS = 200
 
 
 @row_operator("norm_threshold", columns=1)
-def norm_threshold(scores: Tensor, alpha: Tensor) -> Tensor:
-    """t (..., 1) for scores with row maximum 0 and dead keys at -inf.
+def norm_threshold(scores: Tensor, eps: Tensor) -> Tensor:
+    """t (..., 1), eps = alpha - 1 (..., 1), for scores with row maximum 0 and dead keys at -inf.
 
     Newton on the norm from t = -1, where the largest key alone has norm one. A norm of an affine
     function is convex, so that every step stays left of the root and the sequence grows.
     """
-    rows = torch.broadcast_shapes(scores.shape[:-1], alpha.shape[:-1])
-    z, q = scores.expand(*rows, -1), (alpha / (alpha - 1)).expand(*rows, 1)
+    rows = torch.broadcast_shapes(scores.shape[:-1], eps.shape[:-1])
+    z, q = scores.expand(*rows, -1), ((1 + eps) / eps).expand(*rows, 1)
     alive = (z > -torch.inf).any(-1, keepdim=True)
     t = torch.full((*rows, 1), -1.0, dtype=z.dtype, device=z.device)
     for _ in range(_MAX_STEPS):

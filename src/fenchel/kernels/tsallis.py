@@ -1,12 +1,17 @@
 """The offset that normalises Tsallis weights: a monotone Newton search, row by row.
 
 With eps = alpha - 1 the weights are p = nu y^(1/eps), y = [1 + eps (s - a)/tau]_+, and the offset
-`a` solves F(a) = sum p = 1. Two forms of y are used. For alpha <= 2 the one above: it is smooth
-through alpha = 1, where y^(1/eps) = exp((s - a)/tau). For alpha > 2 a key next to the edge of the
-support has unbounded slope, and one ulp of `a` would move its weight by ulp^(1/eps); there
-y = eps (s - t)/tau with the threshold t = a - tau/eps written as `centre + rest`, the centre being
-the score of the key nearest to the edge: s - centre is exact for the keys that matter, and `rest`
-keeps its own relative precision.
+`a` solves F(a) = sum p = 1. Two forms of y are used:
+
+- gentle rows, eps <= 1/4: the one above, which is smooth through alpha = 1, where
+  y^(1/eps) = exp((s - a)/tau);
+- edge rows: y = eps (s - t)/tau with the threshold t = a - tau/eps. A small y is then a small
+  difference of scores, and no 1 + x rounds it away (in a flat row of a million keys y is 1e-6).
+
+The offset (or threshold) comes as `centre + rest`, the centre being a score, so that s - centre is
+exact for the keys next to it and `rest` keeps its own relative precision. For alpha > 2 a key next
+to the edge has unbounded slope, one ulp would move its weight by ulp^(1/eps), and the centre is
+chosen as the key nearest to the edge.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from torch import Tensor
 
 from fenchel.kernels.operators import row_operator
 
+EDGE_ABOVE = 0.25  # eps of the edge form
 _MAX_STEPS = 400  # bisection alone needs ~60 halvings a stage; Newton makes it about eight
 
 
@@ -32,7 +38,7 @@ def power_ratio(log_x: Tensor, eps: Tensor | float) -> Tensor:
 def tsallis_offset(
     scores: Tensor, log_mass: Tensor | None, eps: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(centre, rest) of the offset (of the threshold where alpha > 2), each (..., 1).
+    """(centre, rest) of the offset (of the threshold where eps > EDGE_ABOVE), each (..., 1).
 
     Scores have row maximum 0 and dead keys at -inf; eps and tau are columns (..., 1).
     """
@@ -43,8 +49,8 @@ def tsallis_offset(
     alive = (s > -torch.inf).any(-1, keepdim=True)
     centre, low, high = _bracket(s, family, alive)
     s, family = _within_reach(s, family, centre, low)
-    rest = _search(s - centre, family, (low, high), alive, edge_form=False)
-    steep = alive & (family.eps > 1)
+    rest = _search(s - centre, family, (low, high), alive)
+    steep = alive & family.steep
     if not bool(steep.any()):
         return centre, rest
     edge_centre, edge_rest = _refine_edge(s, family, (centre, rest), steep)
@@ -56,26 +62,46 @@ class _Family(NamedTuple):
     eps: Tensor  # (..., 1)
     tau: Tensor  # (..., 1)
 
+    @property
+    def gentle(self) -> Tensor:
+        return self.eps <= EDGE_ABOVE
+
+    @property
+    def steep(self) -> Tensor:
+        return self.eps > 1
+
+    @property
+    def width(self) -> Tensor:
+        """From the threshold to the offset; infinite at eps = 0."""
+        return self.tau / self.eps
+
 
 def _bracket(s: Tensor, family: _Family, alive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A centre for the scores, and bounds on the offset measured from it.
+    """A centre for the scores, and bounds measured from it.
 
     Low: some key alone already carries the whole mass; its score is the centre, since the offset
     may lie closer to it than an ulp of either. High: all keys at the maximum carry the mass.
     """
-    log_mass, eps, tau = family
     live = s > -torch.inf
-    if log_mass is None:
+    if family.log_mass is None:
         total = live.sum(-1, keepdim=True).to(s.dtype).log()
-        centre = low = torch.zeros_like(total)
+        centre = torch.zeros_like(total)
+        low = -_room(centre, family)
     else:
-        total = torch.logsumexp(torch.where(live, log_mass, -torch.inf), -1, True)
-        room = (tau * power_ratio(-log_mass, eps)).clamp(max=torch.finfo(s.dtype).max / 16)
+        total = torch.logsumexp(torch.where(live, family.log_mass, -torch.inf), -1, True)
+        room = _room(family.log_mass, family).clamp(max=torch.finfo(s.dtype).max / 16)
         best = torch.where(live, s - room, -torch.inf).argmax(-1, keepdim=True)
         centre, low = s.gather(-1, best), -room.gather(-1, best)
-    high = -tau * power_ratio(-total, eps) - centre
+    high = -_room(total, family) - centre
     centre, low, high = (torch.where(alive, x, 0.0) for x in (centre, low, high))
     return centre, torch.minimum(low, high), high
+
+
+def _room(log_mass: Tensor, family: _Family) -> Tensor:
+    """Distance from a key of this mass, carrying everything, down to the offset or threshold."""
+    eps, tau = family.eps, family.tau
+    to_threshold = family.width * (-eps * log_mass).exp()
+    return torch.where(family.gentle, tau * power_ratio(-log_mass, eps), to_threshold)
 
 
 def _within_reach(
@@ -85,7 +111,8 @@ def _within_reach(
     centre + low, so that a key tau/eps or more below it gets nothing. Of thousands of keys a few
     dozen remain. Distances are taken from the centre, which may be nearer than an ulp."""
     n = s.shape[-1]
-    keep = (s - centre) > low - family.tau / family.eps  # eps = 0: everything
+    floor = torch.where(family.gentle, low - family.width, low)  # -inf at eps = 0: everything
+    keep = (s - centre) > floor
     most = int(keep.sum(-1).max()) if keep.numel() else 0
     if not 0 < most <= n // 3:
         return s, family
@@ -94,17 +121,16 @@ def _within_reach(
     return kept, family._replace(log_mass=log_mass)
 
 
-def _mass_and_slope(
-    s: Tensor, family: _Family, offset: Tensor, edge_form: bool
-) -> tuple[Tensor, Tensor]:
+def _mass_and_slope(s: Tensor, family: _Family, offset: Tensor) -> tuple[Tensor, Tensor]:
     """F and -tau dF/da = sum nu y^(1/eps - 1)."""
     log_mass, eps, tau = family
+    gentle = family.gentle
     distance = (s - offset) / tau
     x = eps * distance
-    y = x if edge_form else 1.0 + x
+    y = torch.where(gentle, 1.0 + x, x)
     on = (y > 0) & (s > -torch.inf)
     y = torch.where(on, y, 1.0)
-    log_y = y.log() if edge_form else torch.log1p(torch.where(on, x, 0.0))
+    log_y = torch.where(gentle, torch.log1p(torch.where(on & gentle, x, 0.0)), y.log())
     log_p = torch.where(eps > 0, log_y / torch.where(eps > 0, eps, 1.0), distance)
     if log_mass is not None:
         log_p = log_p + log_mass
@@ -112,26 +138,28 @@ def _mass_and_slope(
     return p.sum(-1, keepdim=True), (p / y).sum(-1, keepdim=True)
 
 
-def _search(
-    s: Tensor, family: _Family, bracket: tuple[Tensor, Tensor], active: Tensor, edge_form: bool
-) -> Tensor:
+def _search(s: Tensor, family: _Family, bracket: tuple[Tensor, Tensor], active: Tensor) -> Tensor:
     """Root of F = 1 in the bracket, for the active rows. Newton on (F^eps - 1)/eps, a norm of y:
     convex for alpha <= 2, so that the steps from the left never pass the root and need no
     safeguard; for alpha > 2 it is not, and every third step halves the bracket instead."""
     accuracy = 2 * torch.finfo(s.dtype).eps
-    steep = family.eps > 1
+    steep = family.steep
     low, high = bracket
-    a = low
+    a, turned = low, torch.zeros_like(active)
     for step in range(_MAX_STEPS):
-        mass, slope = _mass_and_slope(s, family, a, edge_form)
+        mass, slope = _mass_and_slope(s, family, a)
         low, high = torch.where(mass >= 1, a, low), torch.where(mass <= 1, a, high)
         newton = a - family.tau * mass * power_ratio(-mass.log(), family.eps) / slope
         middle = low + (high - low) / 2
         halve = ~((newton > low) & (newton < high)) | (step % 3 == 2)
         following = torch.where(halve & steep, middle, newton)
+        # A step back is rounding. The first one is taken (it may be the rounding of a long step
+        # that is mended), the second one ends the row.
+        back = ~(newton > a)
         done = ((mass - 1).abs() <= accuracy) | torch.where(
-            steep, (middle <= low) | (middle >= high), ~(newton > a)
+            steep, (middle <= low) | (middle >= high), back & turned
         )
+        turned = turned | back
         if bool((done | ~active).all()):
             break
         a = torch.where(done, a, following)
@@ -139,15 +167,12 @@ def _search(
 
 
 def _refine_edge(
-    s: Tensor, family: _Family, offset: tuple[Tensor, Tensor], active: Tensor
+    s: Tensor, family: _Family, threshold: tuple[Tensor, Tensor], active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The threshold as (score of the key nearest to it) + rest, solved for the rest."""
-    centre, rest = offset
-    width = family.tau / family.eps
-    threshold = rest - width
-    nearest = ((s - centre) - threshold).abs().argmin(-1, keepdim=True)
+    """The threshold measured from the score nearest to it, and solved once more from there."""
+    centre, rest = threshold
+    nearest = ((s - centre) - rest).abs().argmin(-1, keepdim=True)
     key = s.gather(-1, nearest)
-    guess = threshold - (key - centre)
-    reach = 16 * torch.finfo(s.dtype).eps * (rest.abs() + width)
-    bracket = (guess - reach, guess + reach)
-    return key, _search(s - key, family, bracket, active, edge_form=True)
+    guess = rest - (key - centre)
+    reach = 16 * torch.finfo(s.dtype).eps * (rest.abs() + guess.abs())
+    return key, _search(s - key, family, (guess - reach, guess + reach), active)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class Budget(Regularizer):
     """
 
     k: float | Tensor
+    gap_is_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameter(self.k, "k", 0.0, strict=True, remedy="; k is the sum of a row's weights")

@@ -13,8 +13,10 @@ row that cannot be solved).
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -27,9 +29,11 @@ from fenchel.priors import Base
 
 class Dual(NamedTuple):
     """What certifies an answer: the multiplier of the constraint sum p = total, measured from the
-    row's anchor, and (total variation only) the multipliers of the edges."""
+    row's anchor; (Tsallis) the score it is measured from instead, where an ulp of the anchor would
+    be too coarse; (total variation) the multipliers of the edges."""
 
     offset: Tensor  # (...)
+    centre: Tensor | None = None  # (...)
     edges: Tensor | None = None
 
 
@@ -76,6 +80,8 @@ class Regularizer(ABC):
     takes_base: ClassVar[bool] = False
     #: True: p_i > 0 for every key of positive mass.
     full_support: ClassVar[bool] = False
+    #: True: `gap` equals the Fenchel–Young loss of the weights, not only bounds it.
+    gap_is_loss: ClassVar[bool] = False
 
     @abstractmethod
     def value(self, weights: Tensor, base: Base) -> Tensor:
@@ -96,10 +102,19 @@ class Regularizer(ABC):
     def gap(self, scores: Tensor, weights: Tensor, dual: Dual, base: Base) -> Tensor:
         """Upper bound on how far `weights` are from optimal; zero only at the optimum.
 
-        Derived as dual minus primal. Families override it with a sum of non-negative terms,
-        which keeps its digits near the optimum.
+        Derived from `value` alone, so that a wrong `maximize` cannot hide: with g = s - grad
+        Omega(p), convexity gives <g, q - p> as a bound for any other q, and the largest is
+        total * max g - <g, p> (Frank and Wolfe, 1956). It is of first order in the error; our
+        families override it with sums of Fenchel–Young terms, which are of second order.
         """
-        return self.conjugate(scores, base) + self.value(weights, base) - dot(scores, weights)
+        p, s, base = exactly(weights), exactly(scores), base.to(certificate_dtype(scores.device))
+        slope = torch.func.grad(lambda q: self.value(q, base).sum())(p)
+        gain = where(base.allowed, s - slope, 0.0)
+        best = where(base.alive, masked_max(gain, base.allowed), 0.0).squeeze(-1)
+        total = exactly(self.total(s)).expand(best.shape)
+        outside = ((p > 0) & ~base.allowed).any(-1)
+        bound = total * best - dot(gain, p) + mass_gap(p, total)
+        return where(~outside, bound, torch.inf)
 
     def total(self, like: Tensor) -> Tensor:
         """What the weights of a row sum to. (...) or broadcastable"""
@@ -124,7 +139,13 @@ def normalized(response: Tensor) -> Tensor:
 def per_row(parameter: float | Tensor, like: Tensor, name: str) -> Tensor:
     """A parameter as a column that broadcasts against the rows of `like`. (..., 1)"""
     if not isinstance(parameter, Tensor):
+        if parameter > torch.finfo(like.dtype).max:
+            raise ValueError(f"{name}={parameter:g} does not fit {like.dtype}; use float64 scores")
         return torch.full((1,) * like.ndim, parameter, dtype=like.dtype, device=like.device)
+    if parameter.device != like.device:
+        raise ValueError(
+            f"{name} is on {parameter.device} and the scores on {like.device}; move one of them"
+        )
     try:
         fits = torch.broadcast_shapes(parameter.shape, like.shape[:-1]) == like.shape[:-1]
     except RuntimeError:
@@ -144,18 +165,20 @@ def check_parameter(
 ) -> None:
     """Refuse a parameter outside [low, inf) (or (low, inf)), naming the value and the way out."""
     sign = ">" if strict else ">="
+    expected = f"{name} must be finite and {sign} {low:g}, got"
     if isinstance(value, Tensor):
         if value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"{name} must be real, got {value.dtype}")
         wrong = ~((value > low) if strict else (value >= low)) | value.isinf()
         if has(wrong):
             shown = value.detach()[wrong].flatten()[0].item()
-            raise ValueError(f"{name} must be finite and {sign} {low:g}, got {shown:g}{remedy}")
+            raise ValueError(f"{expected} {shown:g}{remedy if shown <= low else ''}")
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-    if not (value > low if strict else value >= low) or value == float("inf"):
-        raise ValueError(f"{name} must be finite and {sign} {low:g}, got {value:g}{remedy}")
+    inside = value > low if strict else value >= low
+    if not inside or value > sys.float_info.max:
+        raise ValueError(f"{expected} {value}{remedy if value <= low else ''}")
 
 
 def in_range(column: Tensor, low: float, *, strict: bool = False) -> Tensor:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fenchel._numerics import dot, masked_max, where
+from fenchel._numerics import check_whole, dot, masked_max, where
 from fenchel.kernels import total_variation as tv
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
@@ -41,25 +42,28 @@ class Fused(Regularizer):
     strength: >= 0, a number or a tensor that broadcasts over the rows, differentiable.
     grid: (height, width) with height * width keys; None is a line. A masked key cuts the chain.
     tolerance, max_steps: the grid only, which is iterated until its duality gap, relative to the
-    spread of the scores, is below the tolerance (default 1e-12; groups are decided in float64);
-    rows that are not there after max_steps get the status MAX_STEPS.
+    spread of the scores, is below the tolerance (default 1e-14; groups are decided in float64);
+    rows that are not there after max_steps (default 10000) get the status MAX_STEPS.
     """
 
     strength: float | Tensor
     grid: tuple[int, int] | None = None
     tolerance: float | None = None
-    max_steps: int = 10_000
+    max_steps: int | None = None
+    gap_is_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameter(self.strength, "strength", 0.0)
         if self.tolerance is not None:
             check_parameter(self.tolerance, "tolerance", 0.0, strict=True)
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps must be >= 1, got {self.max_steps}")
-        if self.grid is not None and (len(self.grid) != 2 or min(self.grid) < 1):
-            raise ValueError(f"grid must be (height, width), both >= 1, got {self.grid}")
-        if self.grid is None and self.tolerance is not None:
-            raise ValueError("tolerance is for a grid; a line is solved exactly. Leave it out")
+        if self.max_steps is not None:
+            check_whole(self.max_steps, "max_steps", 1)
+        if self.grid is not None:
+            _check_grid(self.grid)
+        elif self.tolerance is not None or self.max_steps is not None:
+            raise ValueError(
+                "tolerance and max_steps are for a grid; a line is solved exactly. Leave them out"
+            )
 
     def value(self, weights: Tensor, base: Base) -> Tensor:
         strength = per_row(self.strength, weights, "strength").squeeze(-1)
@@ -77,7 +81,9 @@ class Fused(Regularizer):
         inner = Tsallis(2.0).maximize(base.keep(smooth - peak, 0.0), base)
         threshold = inner.threshold + peak.squeeze(-1)
         potential = dot(scores, inner.weights) - self.value(inner.weights, base)
-        dual = Dual(threshold, edges)
+        assert inner.dual.centre is not None
+        offset = inner.dual.centre + inner.dual.offset + exactly(peak).squeeze(-1)
+        dual = Dual(offset, edges=edges)
         return Maximum(inner.weights, threshold, potential, dual, settled=settled)
 
     def curvature(self, weights: Tensor, base: Base) -> Curvature:
@@ -114,14 +120,16 @@ class Fused(Regularizer):
         s, lam = scores.detach(), strength.detach()
         if self.grid is None:
             labels, signs = tv.tv_chain(s, lam, allowed)
-            smooth = tv.group_means(s - lam * signs, labels)
-            return labels, signs, tv.chain_dual(s, smooth, lam, allowed).unsqueeze(-2), None
+            exact, bound = exactly(s), exactly(lam)
+            smooth = tv.group_means(exact - bound * exactly(signs), labels)
+            edges = tv.chain_dual(exact, smooth, bound, allowed).unsqueeze(-2)
+            return labels, signs, edges, None
         labels, signs, right, down, settled = tv.tv_grid(
             self._on_grid(s),
             lam.unsqueeze(-1),
             self._on_grid(allowed),
-            self.tolerance or 1e-12,
-            self.max_steps,
+            self.tolerance or 1e-14,
+            self.max_steps or 10_000,
         )
         edges = torch.stack([right.flatten(-2), down.flatten(-2)], -2)
         return labels.flatten(-2), signs.flatten(-2), edges, settled
@@ -171,6 +179,12 @@ class FusedCurvature(Curvature):
 
     def apply(self, direction: Tensor) -> Tensor:
         return tv.group_means(self.response * self.advantage(direction), self.labels)
+
+
+def _check_grid(grid: object) -> None:
+    pair = isinstance(grid, (tuple, list)) and len(grid) == 2
+    if not pair or not all(isinstance(size, int) and size >= 1 for size in grid):  # type: ignore[attr-defined]
+        raise ValueError(f"grid must be (height, width), whole numbers >= 1, got {grid!r}")
 
 
 def _next(field: Tensor, axis: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class Norm(Regularizer):
     """
 
     alpha: float | Tensor
+    gap_is_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         remedy = "; at alpha = 1 the norm is constant on the simplex"
@@ -43,57 +45,55 @@ class Norm(Regularizer):
 
     def value(self, weights: Tensor, base: Base) -> Tensor:
         outside = ((weights > 0) & ~base.allowed).any(-1)
-        alpha = per_row(self.alpha, weights, "alpha")
-        return where(~outside, _norm(weights, alpha).squeeze(-1), math.inf)
+        return where(~outside, _norm(weights, 1 + self._eps(weights)).squeeze(-1), math.inf)
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
-        alpha = per_row(self.alpha, scores, "alpha")
-        z = base.keep(scores, -math.inf).detach()
-        t = norm_threshold(z, alpha.detach())
+        eps = self._eps(scores)
+        t = norm_threshold(base.keep(scores, -math.inf).detach(), eps.detach())
         for _ in range(2):  # derivatives to third order, as in tsallis.py
-            t = _newton(scores, base.allowed, alpha, t)
+            step = _newton_step(scores, base.allowed, eps, t)
+            t = t + (step - step.detach())
         y, on = _above(scores, base.allowed, t)
-        weights = normalized(where(on, y.pow(1 / (alpha - 1)), 0.0))
+        weights = normalized(where(on, y.pow(1 / eps), 0.0))
         potential = dot(scores, weights) - self.value(weights, base)
         threshold = t.squeeze(-1)
         return Maximum(weights, threshold, potential, Dual(threshold))
 
     def curvature(self, weights: Tensor, base: Base) -> Curvature:
-        alpha = per_row(self.alpha, weights, "alpha")
+        eps = self._eps(weights)
         on = weights > 0
         p = where(on, weights, 1.0)
-        # p = y^(q - 1) / X with y = (p / |p|)^(alpha - 1), so that
-        # dp/dy = (q - 1) p^(2 - alpha) |p|^(alpha - 1), and q - 1 = 1/(alpha - 1).
-        scale = where(on.any(-1, keepdim=True), _norm(weights, alpha), 1.0).pow(alpha - 1)
-        response = where(on, p.pow(2 - alpha) * scale / (alpha - 1), 0.0)
+        # p = y^(q - 1) / X with y = (p / |p|)^eps and q - 1 = 1/eps, so that
+        # dp/dy = (q - 1) p^(1 - eps) |p|^eps.
+        size = where(on.any(-1, keepdim=True), _norm(weights, 1 + eps), 1.0)
+        response = where(on, p.pow(1 - eps) * size.pow(eps) / eps, 0.0)
         return NormCurvature(response, weights)
 
     def gap(self, scores: Tensor, weights: Tensor, dual: Dual, base: Base) -> Tensor:
         """|p| - <s - t, p> as |p| times Young's terms p^alpha/alpha + y^q/q - p y, each >= 0."""
-        alpha = exactly(per_row(self.alpha, scores, "alpha"))
-        p = exactly(weights)
-        distance = exactly(scores) - exactly(dual.offset).unsqueeze(-1)
+        p, s = exactly(weights), exactly(scores)
+        eps = self._eps(s).detach()
+        alpha = 1 + eps
+        distance = s - exactly(dual.offset).unsqueeze(-1)
         size = _norm(p, alpha)
         unit = p / where(size > 0, size, 1.0)
         y = where(base.allowed, distance.clamp(min=0), 0.0)
-        q = alpha / (alpha - 1)
-        y = y / where(y.sum(-1, keepdim=True) > 0, _norm(y, q), 1.0)
-        optimum = y.pow(1 / (alpha - 1))
+        y = y / where(y.sum(-1, keepdim=True) > 0, _norm(y, alpha / eps), 1.0)
+        optimum = y.pow(1 / eps)
         on = optimum > 0
-        young = torch.where(
-            on,
-            optimum.pow(alpha)
-            * (alpha - 1)
-            * bregman_power(unit / where(on, optimum, 1.0), alpha - 1),
-            unit.pow(alpha) / alpha,
-        )
+        near = optimum.pow(alpha) * eps * bregman_power(unit / where(on, optimum, 1.0), eps)
+        young = torch.where(on, near, unit.pow(alpha) / alpha)
         beyond = p * (-distance).clamp(min=0)
         outside = ((p > 0) & ~base.allowed).any(-1)
         total = size.squeeze(-1) * young.sum(-1) + beyond.sum(-1) + mass_gap(p)
         return where(~outside, total, math.inf)
 
     def valid_rows(self, like: Tensor) -> Tensor:
-        return in_range(per_row(self.alpha, like, "alpha"), 1.0, strict=True)
+        return in_range(self._eps(like), 0.0, strict=True)
+
+    def _eps(self, like: Tensor) -> Tensor:
+        """alpha - 1 as a column, subtracted before rounding to the precision of `like`."""
+        return per_row(self.alpha - 1, like, "alpha")
 
 
 class NormCurvature(Curvature):
@@ -122,11 +122,11 @@ def _above(scores: Tensor, allowed: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return where(on, scores - t, 1.0), on
 
 
-def _newton(scores: Tensor, allowed: Tensor, alpha: Tensor, t: Tensor) -> Tensor:
-    """One step on sum [s - t]_+^q = 1."""
-    q = alpha / (alpha - 1)
+def _newton_step(scores: Tensor, allowed: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+    """Of Newton's method on sum [s - t]_+^q = 1."""
+    q = (1 + eps) / eps
     y, on = _above(scores, allowed, t)
     mass = where(on, y.pow(q), 0.0).sum(-1, keepdim=True)
     slope = where(on, q * y.pow(q - 1), 0.0).sum(-1, keepdim=True)
     alive = slope > 0
-    return t + where(alive, (mass - 1) / where(alive, slope, 1.0), 0.0)
+    return where(alive, (mass - 1) / where(alive, slope, 1.0), 0.0)

@@ -36,6 +36,7 @@ class Shannon(Regularizer):
 
     temperature: float | Tensor = 1.0
     takes_base: ClassVar[bool] = True
+    gap_is_loss: ClassVar[bool] = True
     full_support: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -12,8 +12,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._numerics import dot, expm1_ratio, log1p_ratio, masked_max, where
-from fenchel.kernels.tsallis import tsallis_offset
+from fenchel._numerics import dot, expm1_ratio, has, log1p_ratio, masked_max, where
+from fenchel.kernels.tsallis import EDGE_ABOVE, tsallis_offset
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -43,6 +43,7 @@ class Tsallis(Regularizer):
     alpha: float | Tensor
     temperature: float | Tensor = 1.0
     takes_base: ClassVar[bool] = True
+    gap_is_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         remedy = "; for alpha < 1 the map has full support and is not implemented"
@@ -54,29 +55,36 @@ class Tsallis(Regularizer):
         tau = per_row(self.temperature, weights, "temperature").squeeze(-1)
         on = weights > 0
         log_ratio = where(on, weights, 1.0).log() - base.safe_log()
-        # nu omega(p / nu) = p ((p / nu)^(alpha - 1) - 1) / (alpha (alpha - 1))
+        # nu omega(p / nu) = p ((p / nu)^eps - 1) / (alpha eps); at zero its slope is -1/(alpha eps)
         power = log_ratio * expm1_ratio(eps * log_ratio)
-        total = where(on, weights * power / (1 + eps), 0.0).sum(-1)
+        at_zero = where(eps > 0, -1 / where(eps > 0, eps, 1.0), 0.0)
+        total = (weights * torch.where(on, power, at_zero) / (1 + eps)).sum(-1)
         outside = (on & ~base.allowed).any(-1)
         return where(~outside, tau * total, math.inf)
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         if self._is_softmax:
             return Shannon(self.temperature).maximize(scores, base)
+        if scores.dtype == torch.float32 and self._may_be_steep:
+            # Slopes p^(2 - alpha) leave the range of float32; the answer itself does not.
+            exact = self.maximize(scores.double(), base.to(torch.float64))
+            return exact._replace(
+                weights=exact.weights.float(),
+                threshold=exact.threshold.float(),
+                potential=exact.potential.float(),
+            )
         eps = self._eps(scores)
-        alpha = 1 + eps
         tau = per_row(self.temperature, scores, "temperature")
-        base, log_scale = _normalise(base)
+        base, log_scale = _normalise(base, scores)
         # nu = c nu' is the measure nu' at temperature tau c^(1 - alpha); masses of any size then
         # meet in one range. At alpha = 1 the scale only shifts the potential.
         scaled_tau = _finite_positive(tau * (-eps * log_scale).exp())
         rows = _Rows.of(scores, base, eps, scaled_tau, self._static_eps)
-        weights, u = rows.weights()
-        # <s, p> - tau Omega(p) = A + (1 - 1/alpha) tau <p, u>, u = (s - A)/tau (CLAIMS F-E3.7)
-        mean = (1 - 1 / alpha) * scaled_tau * dot(weights, u).unsqueeze(-1)
-        shift = log_scale * expm1_ratio(-eps * log_scale) * tau / alpha
-        potential = (rows.normalizer() + mean + shift).squeeze(-1)
-        return Maximum(weights, rows.threshold().squeeze(-1), potential, rows.dual())
+        weights, potential = rows.solution(tau, log_scale)
+        # Only a threshold that no float holds (a tie at huge alpha) leaves a sum far from one.
+        off = (weights.sum(-1) - 1).abs()
+        settled = off <= torch.finfo(scores.dtype).eps ** 0.5
+        return Maximum(weights, rows.threshold(), potential, rows.dual(), settled=settled)
 
     def curvature(self, weights: Tensor, base: Base) -> Curvature:
         eps = self._eps(weights)
@@ -91,19 +99,18 @@ class Tsallis(Regularizer):
         """Sum over keys of omega(x) + omega*(y) - x y >= 0 at the answer's own multiplier."""
         if self._is_softmax:
             return Shannon(self.temperature).gap(scores, weights, dual, base)
-        eps = exactly(self._eps(scores))
-        tau = exactly(per_row(self.temperature, scores, "temperature"))
-        base = Base(base.allowed, _maybe_exactly(base.mass), _maybe_exactly(base.log_mass))
-        p = exactly(weights)
-        base, log_scale = _normalise(base)
+        assert dual.centre is not None
+        p, s = exactly(weights), exactly(scores)
+        eps, tau = self._eps(s).detach(), per_row(self.temperature, s, "temperature").detach()
+        base, log_scale = _normalise(base.to(s.dtype), s)
         scaled_tau = _finite_positive(tau * (-eps * log_scale).exp())
-        u = (exactly(scores) - exactly(dual.offset).unsqueeze(-1)) / scaled_tau
-        keys = scaled_tau.squeeze(-1) * _fenchel_young_terms(p, u, eps, base).sum(-1)
+        centre, rest = (exactly(x).unsqueeze(-1) for x in (dual.centre, dual.offset))
+        rows = _Rows(s, base, eps, scaled_tau, self._static_eps, centre, rest)
+        keys = scaled_tau.squeeze(-1) * rows.fenchel_young_terms(p).sum(-1)
         return keys + tau.squeeze(-1) * mass_gap(p)
 
     def valid_rows(self, like: Tensor) -> Tensor:
-        good = in_range(per_row(self.alpha, like, "alpha"), 1.0)
-        return good & Shannon(self.temperature).valid_rows(like)
+        return in_range(self._eps(like), 0.0) & Shannon(self.temperature).valid_rows(like)
 
     @property
     def _is_softmax(self) -> bool:
@@ -117,12 +124,23 @@ class Tsallis(Regularizer):
         """alpha - 1 as a column, subtracted before rounding to the precision of `like`."""
         if self._static_eps is not None:
             return per_row(self._static_eps, like, "alpha")
-        return per_row(self.alpha, like, "alpha") - 1
+        return per_row(self.alpha - 1, like, "alpha")
+
+    @property
+    def _may_be_steep(self) -> bool:
+        return self.alpha > 2 if not isinstance(self.alpha, Tensor) else has(self.alpha > 2)
+
+
+class _Parts(NamedTuple):
+    p: Tensor
+    y: Tensor  # ones off the support
+    on: Tensor  # the support, and keys of zero mass that would be in it
+    log_power: Tensor | None  # log(y) / eps, where it was needed
 
 
 class _Rows(NamedTuple):
-    """Prepared rows with their offset: y = 1 + eps (s - a)/tau, or eps (s - t)/tau where
-    alpha > 2 (see kernels/tsallis.py for why); p = nu y^(1/eps) on y > 0."""
+    """Prepared rows with their offset: y = 1 + eps (s - a)/tau, or y = eps (s - t)/tau in edge form
+    (see kernels/tsallis.py for why); p = nu y^(1/eps) on y > 0."""
 
     scores: Tensor
     base: Base
@@ -138,9 +156,9 @@ class _Rows(NamedTuple):
     ) -> _Rows:
         """Search the offset outside the graph, then take two Newton steps inside it.
 
-        The steps change the value by rounding only. Each one doubles the order of the
-        derivatives that are exact (Newton's error is quadratic), so that two give three orders,
-        in reverse and forward mode and under every transform, without a formula for any.
+        Only the derivative of the steps is kept, not their value (rounding). Each one doubles the
+        order of the derivatives that are exact (Newton's error is quadratic), so that two give
+        three orders, in reverse and forward mode and under every transform, without a formula.
         """
         live = base.keep(scores, -math.inf).detach()
         log_mass = base.log()
@@ -149,34 +167,62 @@ class _Rows(NamedTuple):
         rows = cls(scores, base, eps, tau, static_eps, centre, rest)
         return rows._newton()._newton()
 
-    @property
-    def steep(self) -> Tensor | bool:
-        """Rows with alpha > 2, whose offset is the threshold itself."""
-        return self.eps > 1 if self.static_eps is None else self.static_eps > 1
-
     def _newton(self) -> _Rows:
-        p, y, _ = self._parts()
+        parts = self._parts()
         alive = self.base.alive
-        slope = where(alive, (p / y).sum(-1, keepdim=True), 1.0)
-        step = where(alive, self.tau * (p.sum(-1, keepdim=True) - 1) / slope, 0.0)
-        return self._replace(rest=self.rest + step)
+        slope = where(alive, self._slope(parts).sum(-1, keepdim=True), 1.0)
+        step = where(alive, self.tau * (parts.p.sum(-1, keepdim=True) - 1) / slope, 0.0)
+        return self._replace(rest=self.rest + (step - step.detach()))
 
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """p, and u = (s - A)/tau on the support (0 elsewhere)."""
-        p, _, u = self._parts()
-        return p, u
+    def solution(self, tau: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights, and the potential at the unscaled temperature tau.
 
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """p, y (1 off the support), u."""
-        distance = clamp_scaled(((self.scores - self.centre) - self.rest) / self.tau)
+        <s, p> - tau Omega(p) with the stationarity s = A + tau u = t + (tau/eps) y put in is
+        A + (1 - 1/alpha) tau <p, u> (CLAIMS F-E3.7), or t + (tau/alpha)(1/eps + <p, y>) in edge
+        form; the scale of the base adds (tau - scaled tau)/(alpha eps), smooth at eps = 0.
+        """
+        p, y = self._parts()[:2]
+        alpha, offset = 1 + self.eps, self.centre + self.rest
+        mean = dot(p, self._distance()).unsqueeze(-1)
+        shift = log_scale * expm1_ratio(-self.eps * log_scale) * tau / alpha
+        gentle = offset + (1 - 1 / alpha) * self.tau * mean + shift
+        mean_y = dot(p, where(p > 0, y, 0.0)).unsqueeze(-1)
+        constant = tau / where(self.eps > 0, self.eps, 1.0)
+        edge = offset + (constant + self.tau * mean_y) / alpha
+        return p, _choose(self.edge_form, edge, gentle).squeeze(-1)
+
+    @property
+    def edge_form(self) -> Tensor | bool:
+        if self.static_eps is None:
+            return self.eps > EDGE_ABOVE
+        return self.static_eps > EDGE_ABOVE
+
+    def _distance(self) -> Tensor:
+        return clamp_scaled(((self.scores - self.centre) - self.rest) / self.tau)
+
+    def _y(self) -> Tensor:
+        """Positive on the support, negative off it."""
+        x = self.eps * self._distance()
+        return _choose(self.edge_form, x, 1 + x)
+
+    def _parts(self) -> _Parts:
+        distance = self._distance()
         x = self.eps * distance
-        steep = self.steep
-        y = _choose(steep, x, 1 + x)
+        y = _choose(self.edge_form, x, 1 + x)
         on = y > 0 if self.base.whole else (y > 0) & self._reachable()
         y = where(on, y, 1.0)
-        x, distance = where(on, x, 0.0), where(on, distance, 0.0)
-        p = where(on, self._weigh(x, y, distance), 0.0)
-        return p, y, _choose(steep, (y - 1) / where(self.eps > 0, self.eps, 1.0), distance)
+        if self.base.plain and self.static_eps in (0.5, 1.0):
+            return _Parts(where(on, y if self.static_eps == 1.0 else y * y, 0.0), y, on, None)
+        log_power = self._log_power(where(on, x, 0.0), y, where(on, distance, 0.0))
+        return _Parts(where(on, self._weigh(log_power), 0.0), y, on, log_power)
+
+    def _slope(self, parts: _Parts) -> Tensor:
+        """-tau dp/da = nu y^(1/eps - 1) = p / y, without a quotient whose derivative overflows."""
+        if parts.log_power is None:  # eps is 1/2 or 1
+            return where(
+                parts.on, parts.y if self.static_eps == 0.5 else torch.ones_like(parts.y), 0.0
+            )
+        return where(parts.on, self._weigh((1 - self.eps) * parts.log_power), 0.0)
 
     def _reachable(self) -> Tensor:
         if self.base.mass is None:
@@ -184,51 +230,53 @@ class _Rows(NamedTuple):
         # A key of zero mass gets no weight, but has a derivative in its mass.
         return self.base.allowed | (self.base.mass == 0)
 
-    def _weigh(self, x: Tensor, y: Tensor, distance: Tensor) -> Tensor:
-        """nu y^(1/eps), with x = y - 1 (not steep) or y (steep) and distance = x / eps."""
-        if self.base.plain and self.static_eps == 1.0:
-            return y
-        if self.base.plain and self.static_eps == 0.5:
-            return y * y
-        exponent = self._log_power(x, y, distance)
+    def _weigh(self, log_power: Tensor) -> Tensor:
+        """nu exp(log_power)."""
         if self.base.mass is None:
-            return (exponent + self.base.safe_log()).exp()
-        masked = exponent.clamp(max=exponent_limit(exponent.dtype))
-        exponent = torch.where(self.base.allowed, exponent, masked)
-        return self.base.mass * exponent.exp()
+            return (log_power + self.base.safe_log()).exp()
+        limited = log_power.clamp(max=exponent_limit(log_power.dtype))
+        return self.base.mass * torch.where(self.base.allowed, log_power, limited).exp()
 
     def _log_power(self, x: Tensor, y: Tensor, distance: Tensor) -> Tensor:
         """log(y) / eps, through alpha = 1 by series where alpha is a tensor."""
         if self.static_eps is not None:
-            return (y.log() if self.static_eps > 1 else torch.log1p(x)) / self.static_eps
-        steep = self.eps > 1
-        gentle = distance * log1p_ratio(where(~steep, x, 0.0))
-        return torch.where(steep, y.log() / where(steep, self.eps, 1.0), gentle)
-
-    def normalizer(self) -> Tensor:
-        """A, with p = nu exp_{2 - alpha}((s - A)/tau)."""
-        offset = self.centre + self.rest
-        return _choose(self.steep, offset + self._width(), offset)
+            return (y.log() if self.edge_form else torch.log1p(x)) / self.static_eps
+        edge = self.eps > EDGE_ABOVE
+        gentle = distance * log1p_ratio(where(~edge, x, 0.0))
+        return torch.where(edge, y.log() / where(edge, self.eps, 1.0), gentle)
 
     def threshold(self) -> Tensor:
-        """A - tau/eps: keys at or below it get nothing. -inf at alpha = 1."""
+        """Keys at or below it get nothing; -inf at alpha = 1. (...)"""
         offset = self.centre + self.rest
-        edge = _choose(self.steep, offset, offset - self._width())
-        return where(self.eps > 0, edge, -math.inf)
+        below = offset - self.tau / where(self.eps > 0, self.eps, 1.0)
+        edge = _choose(self.edge_form, offset, below)
+        return where(self.eps > 0, edge, -math.inf).squeeze(-1)
 
     def dual(self) -> Dual:
-        """A in the precision of certificates: there the sum of centre and rest keeps its digits."""
-        exact = self._replace(
-            eps=exactly(self.eps),
-            tau=exactly(self.tau),
-            centre=exactly(self.centre),
-            rest=exactly(self.rest),
-        )
-        return Dual(exact.normalizer().squeeze(-1))
+        """The offset in the precision of certificates."""
+        return Dual(exactly(self.rest).squeeze(-1), exactly(self.centre).squeeze(-1))
 
-    def _width(self) -> Tensor:
-        """From the threshold to A."""
-        return self.tau / where(self.eps > 0, self.eps, 1.0)
+    def fenchel_young_terms(self, p: Tensor) -> Tensor:
+        """nu (omega(x) + omega*(y) - x y) for x = p / nu, in units of the temperature."""
+        eps, alpha, log_mass = self.eps, 1 + self.eps, self.base.safe_log()
+        y, distance = self._y(), self._distance()  # y = x^eps at the optimum
+        inside = self.base.allowed & (y > 0)
+        y_inside = where(inside, y, 1.0)
+        log_power = self._log_power(
+            where(inside, eps * distance, 0.0), y_inside, where(inside, distance, 0.0)
+        )
+        # Near the optimum the term is nu x^alpha bregman(p / optimum) = optimum * y * bregman.
+        optimum = where(inside, (log_power + log_mass).exp(), 0.0)
+        ratio = p / where(optimum > 0, optimum, 1.0)
+        near = (optimum > 0) & (ratio < 1e30)
+        close = optimum * y_inside * bregman_power(where(near, ratio, 1.0), eps)
+        # Far from it nothing cancels: nu omega(p / nu) - p y' + nu omega*(y').
+        power = (eps * (where(p > 0, p, 1.0).log() - log_mass)).exp()  # (p / nu)^eps
+        far = where(p > 0, p * (power / alpha - y) / where(eps > 0, eps, 1.0), 0.0)
+        terms = torch.where(near, close, far + optimum * y_inside / alpha)
+        softmax_rows = kl_terms(p, distance + log_mass, self.base.allowed)
+        terms = torch.where(eps > 0, terms, softmax_rows)
+        return where(self.base.allowed | (p == 0), terms, math.inf)
 
 
 def _choose(condition: Tensor | bool, yes: Tensor, no: Tensor) -> Tensor:
@@ -237,15 +285,14 @@ def _choose(condition: Tensor | bool, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(condition, yes, no)
 
 
-def _normalise(base: Base) -> tuple[Base, Tensor]:
+def _normalise(base: Base, like: Tensor) -> tuple[Base, Tensor]:
     """The measure divided by its largest mass in the row, and the log of that mass (..., 1).
 
     The divisor is a constant for derivatives: the result does not depend on it.
     """
     log_mass = base.log()
     if log_mass is None:
-        ones = (1,) * base.allowed.ndim
-        return base, torch.zeros(ones, device=base.allowed.device)
+        return base, like.new_zeros((1,) * like.ndim)
     scale = where(base.alive, masked_max(log_mass.detach(), base.allowed), 0.0)
     if base.mass is not None:
         return Base(base.allowed, mass=base.mass / scale.exp()), scale
@@ -256,28 +303,3 @@ def _finite_positive(tau: Tensor) -> Tensor:
     """Beyond these ends the scores do not matter at all, or nothing but the largest does."""
     limits = torch.finfo(tau.dtype)
     return tau.clamp(limits.tiny**0.5, limits.max**0.5)
-
-
-def _maybe_exactly(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else exactly(tensor)
-
-
-def _fenchel_young_terms(p: Tensor, u: Tensor, eps: Tensor, base: Base) -> Tensor:
-    """nu (omega(x) + omega*(y) - x y) for x = p / nu, in units of the temperature."""
-    alpha, log_mass = 1 + eps, base.safe_log()
-    y = 1 + eps * u  # x^(alpha - 1) at the optimum
-    inside = base.allowed & (y > 0)
-    y_inside = where(inside, y, 1.0)
-    log_y = torch.log1p(where(inside, eps * u, 0.0))
-    log_x = torch.where(eps > 0, log_y / where(eps > 0, eps, 1.0), where(inside, u, 0.0))
-    # Near the optimum the term is nu x^alpha bregman(p / optimum) = optimum * y * bregman.
-    optimum = where(inside, (log_x + log_mass).exp(), 0.0)
-    ratio = p / where(optimum > 0, optimum, 1.0)
-    near = (optimum > 0) & (ratio < 1e30)
-    close = optimum * y_inside * bregman_power(where(near, ratio, 1.0), eps)
-    # Far from it nothing cancels: nu omega(p / nu) - p y' + nu omega*(y').
-    power = (eps * (where(p > 0, p, 1.0).log() - log_mass)).exp()  # (p / nu)^(alpha - 1)
-    far = where(p > 0, p * (power / alpha - y) / where(eps > 0, eps, 1.0), 0.0)
-    terms = torch.where(near, close, far + optimum * y_inside / alpha)
-    terms = torch.where(eps > 0, terms, kl_terms(p, u + log_mass, base.allowed))
-    return where(base.allowed | (p == 0), terms, math.inf)

@@ -172,7 +172,9 @@ def _cut_once(line: _Line) -> tuple[_Line, Tensor]:
     # The gain of a part is its size times its distance from the level, so a split missed or made
     # within rounding moves x by rounding only. `cut` keeps whole segments from splitting.
     size = _sums(scores.abs() + strength * signs.abs(), segment) + count * level.abs()
-    splits = (gain > 4 * torch.finfo(WORK).eps * size)[segment]
+    # Without an edge to cut the gain is rounding only, and the segment is done.
+    divided = _sums(cut.to(scores), segment) > 0
+    splits = (divided & (gain > 4 * torch.finfo(WORK).eps * size))[segment]
     cut = cut & splits
     toward_next = torch.where(cut, torch.where(upper, 1.0, -1.0).to(scores), 0)
     signs = signs + toward_next - toward_next.roll(1)  # the last node has no edge: nothing wraps
