@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself and repeats fast when nothing changed.
+# Every target sets up .venv by itself; the set-up is skipped when nothing changed.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -29,7 +29,7 @@ docs: $(DOCS_STAMP)  ## the site, into build/docs
 	@echo "open build/docs/index.html"
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist src/fenchel.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

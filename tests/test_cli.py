@@ -152,3 +152,15 @@ def test_other_missing_modules_are_not_explained_away(monkeypatch: pytest.Monkey
     monkeypatch.delattr(fl.bench, "machine")
     with pytest.raises(ModuleNotFoundError):
         entry.main()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    blocked = tmp_path / "file" / "sub"
+    for arguments in (
+        ["tour", "--out", str(blocked)],
+        ["bench", "maps", "--out", f"{blocked}/x.json"],
+    ):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2
+        assert "cannot make the folder" in result.output.replace("\n", " ")

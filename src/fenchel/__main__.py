@@ -19,7 +19,8 @@ def main() -> None:
             raise
         print(
             f"the fenchel command needs the package {package!r}, which is not installed; "
-            'run: pip install "fenchel[report]"',
+            'run: pip install "fenchel[report]" (from a clone: pip install -c constraints.txt '
+            '".[report]")',
             file=sys.stderr,
         )
         raise SystemExit(2) from None

@@ -74,7 +74,9 @@ def tour(
     out: Annotated[
         Path, typer.Option(file_okay=False, help="Directory to write tour.html into.")
     ] = Path("fenchel-tour"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the scores that are shown.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="Seed of the scores that are shown.")
+    ] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML page about every regulariser, computed here, and print its path.
@@ -82,6 +84,7 @@ def tour(
     The page needs no network. It takes under a minute; the derivatives and the timings are the
     slow part.
     """
+    _make_folder(out)
     from fenchel.report import chapters, page  # matplotlib and jinja2 load only for this command
     from fenchel.report.chapter import Tour
 
@@ -119,6 +122,8 @@ def bench_maps(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")] = False,
 ) -> None:
     """Time every map, forward and forward+backward, as a ratio to torch.softmax."""
+    if out is not None:
+        _make_folder(out.parent)
     given = {"rows": rows, "length": length, "repeats": repeats}
     chosen = {name: value for name, value in given.items() if value is not None}
     start = maps.QUICK if quick else maps.Settings()
@@ -130,9 +135,16 @@ def bench_maps(
     if report.warning:
         Console(stderr=True).print(Text(report.warning, style="yellow"))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
         typer.echo(out)
+
+
+def _make_folder(folder: Path) -> None:
+    """Before the work, so that nobody waits a minute for an error."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise typer.BadParameter(f"cannot make the folder {folder}: {problem.strerror}") from None
 
 
 def _timing_table(report: maps.Report) -> Table:

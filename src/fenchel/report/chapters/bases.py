@@ -47,7 +47,7 @@ def _heads(tour: Tour) -> Figure:
     caption = (
         "Weights of Tsallis(1.5), queries down and keys across, on random scores. Nothing lies "
         "above the diagonal. A steep slope keeps the mass near the query, a gentle one lets it "
-        "spread, and empty cells are exact zeros. Full colour is a weight of one."
+        "spread. Most cells are exact zeros; the palest are small weights. Full colour is one."
     )
     alt = "Heat maps of causal attention weights without and with ALiBi at two slopes."
     return Figure(panels, caption, alt, "square")

@@ -100,7 +100,8 @@ def _alpha_figure(scores: Tensor) -> Figure:
     caption = (
         "Left: the derivative of each weight in alpha for five scores; each curve starts at "
         "softmax (alpha = 1) without a break; where a key leaves, its own curve ends in zero and "
-        "the others bend. Right: the distance from the value at alpha = 1 falls in proportion to "
+        "the others bend, more sharply the nearer alpha is to 2. Right: the distance from the "
+        "value at alpha = 1 falls in proportion to "
         "alpha − 1 over nine decades: the limit is reached, not patched in."
     )
     alt = "Derivative of entmax weights in alpha, and its convergence as alpha tends to one."

@@ -41,9 +41,9 @@ def _multiples(tour: Tour) -> Figure:
     panels = tuple(_small(name, scores, solution) for name, solution in solutions)
     sizes = ", ".join(f"{name} {int(sol.support.sum())}" for name, sol in solutions)
     caption = (
-        f"Read the rings: only softmax gives every key something. Keys with weight, out of "
+        f"Read the rings: zeros appear and spread as alpha grows. Keys with weight, out of "
         f"{len(scores)}: {sizes}. Fused cuts smoothed scores, so no line is drawn on the raw "
-        "ones; the weights of Budget sum to three."
+        "ones; the weights of Budget sum to three. Each panel has its own scale of weights."
     )
     alt = "For each regulariser, the 20 scores with its threshold, and the 20 weights as bars."
     return Figure(panels, caption, alt, "small")
@@ -82,7 +82,7 @@ def _two_keys() -> Figure:
     def paint(canvas: Canvas) -> None:
         ax = canvas.subplots()
         draw.lines(ax, t.tolist(), series, place="upper left")
-        ax.set_xlabel("score t of the first key (the other scores 0)")
+        ax.set_xlabel("score t of the first key (the second scores 0)")
         ax.set_ylabel("weight of the first key")
 
     caption = (
@@ -142,7 +142,8 @@ def _grid(tour: Tour) -> Figure:
     caption = (
         f"A disc and a rectangle under noise. Sparsemax keeps {int((plain > 0).sum())} scattered "
         f"cells; total variation on the grid (TVmax) keeps {int((smooth > 0).sum())} cells in "
-        "patches of equal weight. Full colour is the largest value of each panel."
+        "patches of equal weight; edges are counted along rows and columns, so that round shapes "
+        "come out square. Full colour is the largest value of each panel."
     )
     alt = "Heat maps of noisy scores on a grid and of the weights of sparsemax and TVmax."
     return Figure(panels, caption, alt, "square")

@@ -13,8 +13,8 @@ ORDER = 90
 _INTRO = """
 Every map is timed in turn, over and over, in one process on one thread, and shown as a ratio to
 `torch.softmax` on the same rows, with the smallest and the largest of the rounds. Read the spread
-before the ratio; if the machine was too busy to measure, the caption says so. `fenchel bench maps`
-repeats this at full size.
+before the ratio; if the machine was too busy to measure, the caption says so. Rows this few mostly
+show the fixed cost of a call; `fenchel bench maps` measures a larger size.
 """
 
 
@@ -60,6 +60,6 @@ def _chart(report: maps.Report) -> Figure:
         ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.12), ncols=2)
 
     caption = "Dots are medians, bars reach from the fastest to the slowest round; left is faster."
-    caption = f"{caption} {report.warning}".strip()
+    caption = f"{report.warning} {caption}".strip()  # a warning is read first or not at all
     alt = "Ratio of each map's time to torch.softmax with its spread, forward and with backward."
     return Figure((draw.panel(paint, "wide", 3.6),), caption, alt, "wide")
