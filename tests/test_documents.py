@@ -1,5 +1,6 @@
 """The documents: every Python block runs, every local link leads somewhere."""
 
+import json
 import re
 import sys
 import types
@@ -10,6 +11,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
 PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "ROADMAP.md"]
 
 
@@ -47,3 +49,13 @@ def test_local_links_lead_somewhere(path):
 def test_the_site_lists_every_page():
     listed = set(re.findall(r": ([\w-]+\.md)", (ROOT / "mkdocs.yml").read_text()))
     assert listed == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_table_of_times_is_the_measured_one():
+    measured = json.loads((ROOT / "results" / "bench_maps.json").read_text())
+    shown = re.findall(r"^\| `([\w. ]+(?:\(\S+\))?)[^|]*\| ([\d.]+) \| ([\d.]+) \|$", README, re.M)
+    ratios = {(r["name"], r["direction"]): r["ratio"] for r in measured["results"]}
+    assert len(shown) == len({name for name, _ in ratios}) - 1  # all but the baseline
+    for name, forward, both in shown:
+        assert float(forward) == float(f"{ratios[name.strip(), 'forward']:.3g}")
+        assert float(both) == float(f"{ratios[name.strip(), 'forward+backward']:.3g}")
