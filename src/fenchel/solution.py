@@ -53,7 +53,6 @@ class Problem:
     base: Base
     shift: Tensor  # (...), the row's anchor: its largest live score, or near the threshold
     axis: int  # where the keys were, counted from the end
-    dtype: torch.dtype  # of the scores as given
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,9 +100,9 @@ def _prepare(
     x = scores.movedim(axis, -1).to(precision)
     valid = regularizer.valid_rows(x)
     if base is None and _is_ordinary(x, valid):
-        base_measure = Base.everything(x)
-        shift = regularizer.anchor(x, base_measure.allowed).detach()
-        ready = Problem(x - shift, base_measure, shift.squeeze(-1), axis, scores.dtype)
+        everything = Base.everything(x)
+        shift = regularizer.anchor(x, everything.allowed).detach()
+        ready = Problem(x - shift, everything, shift.squeeze(-1), axis)
         return ready, torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     if isinstance(base, Tensor) and axis != -1:
         base = expand_to(base, scores.shape, "base").movedim(axis, -1)
@@ -119,8 +119,8 @@ def _prepare(
     # Differences may overflow; a quarter of the range keeps later sums finite.
     limit = torch.finfo(x.dtype).max / 4
     centred = (where(usable, x, 0.0) - where(usable, shift.expand_as(x), 0.0)).clamp(-limit, limit)
-    ready = Problem(centred, _clean(measure, live), shift.squeeze(-1), axis, scores.dtype)
-    return ready, status
+    cleaned = _clean(measure, live) if regularizer.takes_base else Base(live)
+    return Problem(centred, cleaned, shift.squeeze(-1), axis), status
 
 
 def _is_ordinary(x: Tensor, valid: Tensor) -> bool:
@@ -128,9 +128,7 @@ def _is_ordinary(x: Tensor, valid: Tensor) -> bool:
     if x.numel() == 0 or not readable(x, valid):
         return False
     low, high = x.detach().aminmax()
-    return bool(
-        ((high - low).isfinite() & valid.all()) & (high - low < torch.finfo(x.dtype).max / 4)
-    )
+    return bool(valid.all() & (high - low < torch.finfo(x.dtype).max / 4))  # False for NaN too
 
 
 def _unfit_base(measure: Base, regularizer: Regularizer) -> Tensor:
