@@ -133,7 +133,7 @@ class Tsallis(Regularizer):
 
 class _Parts(NamedTuple):
     p: Tensor
-    y: Tensor  # ones off the support
+    y: Tensor  # off the support without meaning
     on: Tensor  # the support, and keys of zero mass that would be in it
     log_power: Tensor | None  # log(y) / eps, where it was needed
 
@@ -183,12 +183,14 @@ class _Rows(NamedTuple):
         """
         p, y = self._parts()[:2]
         alpha, offset = 1 + self.eps, self.centre + self.rest
+        mean_y = dot(p, y).unsqueeze(-1)
+        constant = tau / where(self.eps > 0, self.eps, 1.0)
+        edge = offset + (constant + self.tau * mean_y) / alpha
+        if self.edge_form is True:
+            return p, edge.squeeze(-1)
         mean = dot(p, self._distance()).unsqueeze(-1)
         shift = log_scale * expm1_ratio(-self.eps * log_scale) * tau / alpha
         gentle = offset + (1 - 1 / alpha) * self.tau * mean + shift
-        mean_y = dot(p, where(p > 0, y, 0.0)).unsqueeze(-1)
-        constant = tau / where(self.eps > 0, self.eps, 1.0)
-        edge = offset + (constant + self.tau * mean_y) / alpha
         return p, _choose(self.edge_form, edge, gentle).squeeze(-1)
 
     @property
@@ -208,11 +210,12 @@ class _Rows(NamedTuple):
     def _parts(self) -> _Parts:
         distance = self._distance()
         x = self.eps * distance
+        if self.base.plain and self.static_eps in (0.5, 1.0):
+            y = torch.relu(self.base.keep(x, -1.0))
+            return _Parts(y if self.static_eps == 1.0 else y * y, y, y > 0, None)
         y = _choose(self.edge_form, x, 1 + x)
         on = y > 0 if self.base.whole else (y > 0) & self._reachable()
         y = where(on, y, 1.0)
-        if self.base.plain and self.static_eps in (0.5, 1.0):
-            return _Parts(where(on, y if self.static_eps == 1.0 else y * y, 0.0), y, on, None)
         log_power = self._log_power(where(on, x, 0.0), y, where(on, distance, 0.0))
         return _Parts(where(on, self._weigh(log_power), 0.0), y, on, log_power)
 
