@@ -297,6 +297,12 @@ class Preference(Prior):
             raise ValueError(
                 f"Preference has {self.logits.shape[-1]} logits, the scores have {shape[-1]} keys"
             )
+        if self.logits.ndim not in (1, len(shape) - 1):  # as for KeyPadding
+            raise ValueError(
+                f"logits of shape {tuple(self.logits.shape)} must be one a key, or have every "
+                f"leading axis of the scores {tuple(shape)} but the query; for (batch, head, "
+                "query, key) pass logits[:, None]"
+            )
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         picked = self.logits[..., columns]

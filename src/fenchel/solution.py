@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, dot, where
+from fenchel._numerics import certificate_dtype, check_tensor, dot, where
 from fenchel.priors import Base
 from fenchel.regularizers.contract import Curvature, Dual, Regularizer
 
@@ -112,13 +112,15 @@ class Solution:
 
     def hessian(self) -> Tensor:
         """dp/ds, (..., n, n): entry (i, j) is the change of weight i with score j."""
-        curvature, like = self._curvature(), self.problem.scores
+        curvature = self._curvature()
+        like = curvature.response
         n = like.shape[-1]
         if n == 0:
             return like.new_zeros((*like.shape, 0))
         eye = torch.eye(n, dtype=like.dtype, device=like.device)
         columns = torch.func.vmap(lambda unit: curvature.apply(unit.expand_as(like)))(eye)
-        return columns.movedim(0, -1)  # (key of the score, ..., key of the weight) -> (..., n, n)
+        # (key of the score, ..., key of the weight) -> (..., n, n)
+        return columns.movedim(0, -1).to(self.problem.scores.dtype)
 
     def fisher(self) -> Tensor:
         """E[score score^T] on the support, score_j = d log p_j / d scores. (..., n, n)
@@ -180,8 +182,8 @@ class Solution:
         return where(~self._failed.unsqueeze(-1), p, 0.0)
 
     def _keys(self, rows: Tensor) -> Tensor:
-        """Back to the shape of the scores."""
-        return rows.movedim(-1, self.problem.axis)
+        """Back to the shape of the scores, in the precision they were computed in."""
+        return rows.movedim(-1, self.problem.axis).to(self.problem.scores.dtype)
 
     def _utility(self, utility: Tensor) -> Tensor:
         check_tensor(utility, "utility")
@@ -190,7 +192,9 @@ class Solution:
                 f"utility has shape {tuple(utility.shape)}, the weights "
                 f"{tuple(self.weights.shape)}; give one number for each key of each row"
             )
-        return utility.movedim(self.problem.axis, -1).to(self.problem.scores.dtype)
+        return utility.movedim(self.problem.axis, -1).to(certificate_dtype(utility.device))
 
     def _curvature(self) -> Curvature:
-        return self.regularizer.curvature(self._rows(), self.problem.base)
+        """In the precision of certificates: p^(2 - alpha) leaves the range of float32."""
+        exact = certificate_dtype(self.weights.device)
+        return self.regularizer.curvature(self._rows().to(exact), self.problem.base.to(exact))

@@ -123,3 +123,25 @@ def test_the_factories_are_required():
         RegularizerContract().make_regularizer()
     with pytest.raises(TypeError, match="make_scores"):
         RegularizerContract().run()
+
+
+class EntropyByHand(fl.Regularizer):
+    """Shannon without its own certificate: Omega has infinite slope at zero."""
+
+    def value(self, weights, base):
+        return torch.special.xlogy(weights, weights).sum(-1)
+
+    def maximize(self, scores, base):
+        return fl.Shannon().maximize(scores, base)
+
+    def curvature(self, weights, base):
+        return fl.Shannon().curvature(weights, base)
+
+
+def test_the_derived_gap_is_never_negative_nor_nan():
+    scores = torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
+    gap = fl.solve(scores, EntropyByHand()).gap
+    assert (gap >= 0).all()
+    assert gap.max() <= 1e-5  # of first order in float32 weights
+    underflown = fl.solve(torch.tensor([0.0, -1.0, -200.0]), EntropyByHand()).gap
+    assert underflown == torch.inf

@@ -157,3 +157,58 @@ def test_an_even_base_of_extreme_size_only_sets_the_temperature(dtype, alpha):
         assert (
             huge.weights - fl.solve(SCORES.to(dtype), fl.Shannon(1e-6)).weights
         ).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(("alpha", "log_mass"), [(2.0, 60.0), (1.5, 100.0), (2.0, 80.0)])
+def test_a_light_key_may_win_against_a_mountain_of_mass(alpha, log_mass):
+    """By hand for alpha = 2: p2 = 3 - t = 1 leaves nothing for the other, whatever its mass."""
+    scores = torch.tensor([0.0, 3.0])
+    prior = fl.priors.Preference(torch.tensor([log_mass, 0.0]))
+    solution = fl.solve(scores, fl.Tsallis(alpha), base=prior)
+    assert solution.status == fl.Status.OK
+    assert solution.weights.tolist() == [0, 1]
+    assert solution.gap <= 1e-9
+
+
+def test_a_base_beyond_float64_is_said_and_not_certified():
+    base = torch.tensor([1e66, 1.0], dtype=torch.float64)
+    solution = fl.solve(torch.tensor([0.0, 3.0]).double(), fl.Tsallis(4.0), base=base)
+    assert solution.status == fl.Status.MAX_STEPS
+    assert solution.gap == torch.inf
+
+
+@pytest.mark.parametrize("tau", [1e-25, 1e25])
+def test_a_temperature_of_extreme_size_is_a_unit(tau):
+    scaled = fl.solve(torch.tensor([0.0, -0.3]) * tau, fl.Tsallis(1.5, tau)).weights
+    assert (scaled - fl.entmax(torch.tensor([0.0, -0.3]), 1.5)).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("alpha", "scores", "utility", "slope"),
+    [
+        (8.0, (0.0, -0.14, -0.1425), (0.3, 1.1, 0.7), 0.81397),
+        (12.0, (0.0, -0.085, -0.09), (0.3, 0.7, 1.1), 0.4252),
+        (21.0, (0.0, -0.0409), (1.0, 3.0), 2.42),
+    ],
+)
+def test_steep_keys_answer_for_the_constraint(alpha, scores, utility, slope):
+    """Slopes from 400 digits; a key whose own slope is 1e20 must not lose what the other gains."""
+    leaf = torch.tensor([scores], dtype=torch.float64, requires_grad=True)
+    direction = torch.tensor([utility], dtype=torch.float64)
+    expected = torch.tensor([[-slope, slope, 0.0]])[:, : len(scores)]
+    solution = fl.solve(leaf, fl.Tsallis(alpha))
+    (gradient,) = torch.autograd.grad((solution.weights * direction).sum(), leaf)
+    assert (gradient - expected).abs().max() <= 5e-3
+    assert (solution.gradient(direction) - expected).abs().max() <= 5e-3
+    assert gradient.sum().abs() <= 1e-6
+    # Where alpha cannot be read, float32 rows must be as good.
+    narrow = leaf.detach().float()
+    mapped = torch.func.vmap(
+        torch.func.grad(lambda s, a: (fl.entmax(s, a) * direction[0].float()).sum())
+    )(narrow, torch.tensor([alpha]))
+    assert (mapped - expected).abs().max() <= 0.02 * slope
+
+
+def test_escort_of_steep_rows_in_float32():
+    escort = fl.solve(torch.zeros(200), fl.Tsallis(20.0)).escort()
+    assert (escort - 1 / 200).abs().max() <= 1e-6

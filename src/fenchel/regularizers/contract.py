@@ -66,7 +66,7 @@ class Curvature:
 
     def apply(self, direction: Tensor) -> Tensor:
         """dp for ds = direction; equally the gradient in scores of <direction, p>."""
-        return self.response * self.advantage(direction)
+        return balanced(self.response * self.advantage(direction), self.response)
 
     def advantage(self, utility: Tensor) -> Tensor:
         """Utility minus its mean under the escort distribution."""
@@ -104,17 +104,19 @@ class Regularizer(ABC):
 
         Derived from `value` alone, so that a wrong `maximize` cannot hide: with g = s - grad
         Omega(p), convexity gives <g, q - p> as a bound for any other q, and the largest is
-        total * max g - <g, p> (Frank and Wolfe, 1956). It is of first order in the error; our
-        families override it with sums of Fenchel–Young terms, which are of second order.
+        sum (max g - g) p (Frank and Wolfe, 1956). It is of first order in the error and infinite
+        where Omega has infinite slope at a weight of zero; on a domain smaller than the simplex
+        (a box) it is valid but loose. Our families override it with sums of Fenchel–Young terms.
         """
         p, s, base = exactly(weights), exactly(scores), base.to(certificate_dtype(scores.device))
         slope = torch.func.grad(lambda q: self.value(q, base).sum())(p)
+        slope = where(~slope.isnan(), slope, -torch.inf)  # 0/0 at zero weight certifies nothing
         gain = where(base.allowed, s - slope, 0.0)
-        best = where(base.alive, masked_max(gain, base.allowed), 0.0).squeeze(-1)
-        total = exactly(self.total(s)).expand(best.shape)
+        best = where(base.alive, masked_max(gain, base.allowed), 0.0)
+        missed = where(p > 0, (best - gain) * p, 0.0).sum(-1)
         outside = ((p > 0) & ~base.allowed).any(-1)
-        bound = total * best - dot(gain, p) + mass_gap(p, total)
-        return where(~outside, bound, torch.inf)
+        total = exactly(self.total(s)).expand(missed.shape)
+        return where(~outside, missed + mass_gap(p, total), torch.inf)
 
     def total(self, like: Tensor) -> Tensor:
         """What the weights of a row sum to. (...) or broadcastable"""
@@ -128,6 +130,22 @@ class Regularizer(ABC):
     def valid_rows(self, like: Tensor) -> Tensor:
         """Rows whose parameters are in range, where Python could not look at them. (...)"""
         return torch.ones((), dtype=torch.bool, device=like.device)
+
+
+def balanced(moves: Tensor, slopes: Tensor) -> Tensor:
+    """Moves that sum to zero: the key of steepest slope takes what the others leave.
+
+    Its own move is slope times a difference that rounds to zero where its slope dominates.
+    """
+    if moves.shape[-1] == 0:
+        return moves
+    steepest = one_hot(slopes.detach().argmax(-1, keepdim=True), moves.shape[-1])
+    return torch.where(steepest, -where(~steepest, moves, 0.0).sum(-1, keepdim=True), moves)
+
+
+def one_hot(index: Tensor, n: int) -> Tensor:
+    """(..., 1) -> bool (..., n)"""
+    return torch.arange(n, device=index.device) == index
 
 
 def normalized(response: Tensor) -> Tensor:

@@ -12,7 +12,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._numerics import dot, expm1_ratio, has, log1p_ratio, masked_max, where
+from fenchel._numerics import (
+    dot,
+    expm1_ratio,
+    has,
+    log1p_ratio,
+    masked_max,
+    readable,
+    where,
+)
 from fenchel.kernels.tsallis import EDGE_ABOVE, tsallis_offset
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
@@ -25,6 +33,7 @@ from fenchel.regularizers.contract import (
     exactly,
     in_range,
     mass_gap,
+    one_hot,
     per_row,
 )
 from fenchel.regularizers.shannon import Shannon, clamp_scaled, exponent_limit, kl_terms
@@ -65,26 +74,30 @@ class Tsallis(Regularizer):
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         if self._is_softmax:
             return Shannon(self.temperature).maximize(scores, base)
-        if scores.dtype == torch.float32 and self._may_be_steep:
-            # Slopes p^(2 - alpha) leave the range of float32; the answer itself does not.
-            exact = self.maximize(scores.double(), base.to(torch.float64))
-            return exact._replace(
-                weights=exact.weights.float(),
-                threshold=exact.threshold.float(),
-                potential=exact.potential.float(),
-            )
         eps = self._eps(scores)
         tau = per_row(self.temperature, scores, "temperature")
-        base, log_scale = _normalise(base, scores)
+        scaled, log_scale = _normalise(base, scores)
         # nu = c nu' is the measure nu' at temperature tau c^(1 - alpha); masses of any size then
         # meet in one range. At alpha = 1 the scale only shifts the potential.
-        scaled_tau = _finite_positive(tau * (-eps * log_scale).exp())
-        rows = _Rows.of(scores, base, eps, scaled_tau, self._static_eps)
+        raw_tau = tau * (-eps * log_scale).exp()
+        scaled_tau, fits = _in_range(raw_tau, base.plain)
+        if scores.dtype == torch.float32 and (self._may_be_steep or has(~fits)):
+            return self._in_double(scores, base)
+        rows = _Rows.of(scores, scaled, eps, scaled_tau, self._static_eps)
         weights, potential = rows.solution(tau, log_scale)
-        # Only a threshold that no float holds (a tie at huge alpha) leaves a sum far from one.
+        # A threshold that no float holds (a tie at huge alpha) leaves a sum far from one.
         off = (weights.sum(-1) - 1).abs()
-        settled = off <= torch.finfo(scores.dtype).eps ** 0.5
+        settled = (off <= torch.finfo(scores.dtype).eps ** 0.5) & fits.squeeze(-1)
         return Maximum(weights, rows.threshold(), potential, rows.dual(), settled=settled)
+
+    def _in_double(self, scores: Tensor, base: Base) -> Maximum:
+        """Slopes p^(2 - alpha) and wide bases leave the range of float32; the answer does not."""
+        exact = self.maximize(scores.double(), base.to(torch.float64))
+        return exact._replace(
+            weights=exact.weights.float(),
+            threshold=exact.threshold.float(),
+            potential=exact.potential.float(),
+        )
 
     def curvature(self, weights: Tensor, base: Base) -> Curvature:
         eps = self._eps(weights)
@@ -102,12 +115,13 @@ class Tsallis(Regularizer):
         assert dual.centre is not None
         p, s = exactly(weights), exactly(scores)
         eps, tau = self._eps(s).detach(), per_row(self.temperature, s, "temperature").detach()
+        plain = base.plain
         base, log_scale = _normalise(base.to(s.dtype), s)
-        scaled_tau = _finite_positive(tau * (-eps * log_scale).exp())
+        scaled_tau, fits = _in_range(tau * (-eps * log_scale).exp(), plain)
         centre, rest = (exactly(x).unsqueeze(-1) for x in (dual.centre, dual.offset))
         rows = _Rows(s, base, eps, scaled_tau, self._static_eps, centre, rest)
         keys = scaled_tau.squeeze(-1) * rows.fenchel_young_terms(p).sum(-1)
-        return keys + tau.squeeze(-1) * mass_gap(p)
+        return where(fits.squeeze(-1), keys + tau.squeeze(-1) * mass_gap(p), math.inf)
 
     def valid_rows(self, like: Tensor) -> Tensor:
         return in_range(self._eps(like), 0.0) & Shannon(self.temperature).valid_rows(like)
@@ -128,7 +142,10 @@ class Tsallis(Regularizer):
 
     @property
     def _may_be_steep(self) -> bool:
-        return self.alpha > 2 if not isinstance(self.alpha, Tensor) else has(self.alpha > 2)
+        """Where the values cannot be read they may."""
+        if not isinstance(self.alpha, Tensor):
+            return self.alpha > 2
+        return not readable(self.alpha) or has(self.alpha > 2)
 
 
 class _Parts(NamedTuple):
@@ -181,7 +198,8 @@ class _Rows(NamedTuple):
         A + (1 - 1/alpha) tau <p, u> (CLAIMS F-E3.7), or t + (tau/alpha)(1/eps + <p, y>) in edge
         form; the scale of the base adds (tau - scaled tau)/(alpha eps), smooth at eps = 0.
         """
-        p, y = self._parts()[:2]
+        parts = self._parts()
+        p, y = self._answering(parts), parts.y
         alpha, offset = 1 + self.eps, self.centre + self.rest
         mean_y = dot(p, y).unsqueeze(-1)
         constant = tau / where(self.eps > 0, self.eps, 1.0)
@@ -192,6 +210,17 @@ class _Rows(NamedTuple):
         shift = log_scale * expm1_ratio(-self.eps * log_scale) * tau / alpha
         gentle = offset + (1 - 1 / alpha) * self.tau * mean + shift
         return p, _choose(self.edge_form, edge, gentle).squeeze(-1)
+
+    def _answering(self, parts: _Parts) -> Tensor:
+        """For alpha > 2 the key of steepest slope gets its derivative from sum p = 1: its own is
+        slope times a difference that rounds to zero, as in `balanced`."""
+        p, n = parts.p, parts.p.shape[-1]
+        if n == 0 or (self.static_eps is not None and self.static_eps <= 1):
+            return p
+        steepest = one_hot(self._slope(parts).detach().argmax(-1, keepdim=True), n)
+        steepest = steepest & parts.on & (self.eps > 1)
+        others = where(~steepest, p, 0.0).sum(-1, keepdim=True)
+        return torch.where(steepest, p.detach() - (others - others.detach()), p)
 
     @property
     def edge_form(self) -> Tensor | bool:
@@ -302,7 +331,10 @@ def _normalise(base: Base, like: Tensor) -> tuple[Base, Tensor]:
     return Base(base.allowed, log_mass=log_mass - scale), scale
 
 
-def _finite_positive(tau: Tensor) -> Tensor:
-    """Beyond these ends the scores do not matter at all, or nothing but the largest does."""
+def _in_range(tau: Tensor, plain: bool) -> tuple[Tensor, Tensor]:
+    """A scaled temperature whose square is a number, and where it did not have to be changed."""
+    if plain:
+        return tau, torch.ones_like(tau, dtype=torch.bool)
     limits = torch.finfo(tau.dtype)
-    return tau.clamp(limits.tiny**0.5, limits.max**0.5)
+    clamped = tau.clamp(limits.tiny**0.5, limits.max**0.5)
+    return clamped, clamped == tau
