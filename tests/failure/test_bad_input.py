@@ -197,11 +197,11 @@ def test_negative_infinity_masks_a_key():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_length_zero_and_one_and_no_rows(name):
     if name in ("budget", "fused grid"):
-        return _length_edges(fl.Budget(1) if name == "budget" else fl.Fused(0.2, grid=(1, 1)))
-    return _length_edges(FAMILIES[name]())
+        return assert_length_edges(fl.Budget(1) if name == "budget" else fl.Fused(0.2, grid=(1, 1)))
+    return assert_length_edges(FAMILIES[name]())
 
 
-def _length_edges(omega):
+def assert_length_edges(omega):
     one = fl.solve(torch.tensor([[3.0], [-math.inf]], dtype=torch.float64), omega)
     assert one.weights.flatten().tolist() == [1.0, 0.0]
     assert one.status.tolist() == [fl.Status.OK, fl.Status.EMPTY]

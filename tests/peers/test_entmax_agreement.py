@@ -40,7 +40,7 @@ def accuracy(x: Tensor, alpha: float = 2.0) -> float:
     return 4 * threshold ** (1 / (alpha - 1))
 
 
-def agree(actual: Tensor, expected: Tensor, limit: float) -> None:
+def assert_agree(actual: Tensor, expected: Tensor, limit: float) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=limit)
 
 
@@ -55,7 +55,7 @@ def test_weights(function: str, dtype: torch.dtype, seed: int) -> None:
     """entmax15 takes mean_sq - mean^2, an error of eps |x|^2 in a square root of at least 1/n."""
     x = scores(seed, dtype)
     size = max(1.0, float((x.amax(-1) - x.amin(-1)).max()))
-    agree(*both(function, x), accuracy(x) * size)
+    assert_agree(*both(function, x), accuracy(x) * size)
 
 
 @SEEDS
@@ -63,7 +63,7 @@ def test_weights(function: str, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("alpha", [1.05, 1.2, 1.5, 1.75, 2.0, 2.25, 3.0])
 def test_entmax_weights(alpha: float, dtype: torch.dtype, seed: int) -> None:
     x = scores(seed, dtype)
-    agree(*both("entmax_bisect", x, alpha), accuracy(x, alpha))
+    assert_agree(*both("entmax_bisect", x, alpha), accuracy(x, alpha))
 
 
 @SEEDS
@@ -76,7 +76,7 @@ def test_normmax_weights(alpha: float, dtype: torch.dtype, seed: int) -> None:
     mine, theirs = both("normmax_bisect", x, alpha)
     inside = _normmax_bracketed(x, alpha)
     assert bool(inside.any())
-    agree(mine[inside], theirs[inside], accuracy(x, alpha))
+    assert_agree(mine[inside], theirs[inside], accuracy(x, alpha))
 
 
 def _normmax_bracketed(x: Tensor, alpha: float) -> Tensor:
@@ -89,7 +89,7 @@ def _normmax_bracketed(x: Tensor, alpha: float) -> Tensor:
 @pytest.mark.parametrize("budget", [1.0, 2.0, 4.5, 11.0])
 def test_budget_weights(budget: float, dtype: torch.dtype, seed: int) -> None:
     x = scores(seed, dtype)
-    agree(*both("budget_bisect", x, budget), accuracy(x))
+    assert_agree(*both("budget_bisect", x, budget), accuracy(x))
 
 
 @SEEDS
@@ -112,7 +112,7 @@ def test_gradients(function: str, arguments: tuple[float, ...], seed: int) -> No
     mine, theirs = (
         torch.autograd.grad((p * cotangent).sum(), x)[0] for p in both(function, x, *arguments)
     )
-    agree(mine, theirs, 1e3 * accuracy(x))
+    assert_agree(mine, theirs, 1e3 * accuracy(x))
 
 
 @SEEDS
@@ -124,7 +124,7 @@ def test_gradient_in_alpha(alpha: float, seed: int) -> None:
     mine, theirs = (
         torch.autograd.grad((p * cotangent).sum(), a)[0] for p in both("entmax_bisect", x, a)
     )
-    agree(mine, theirs, 1e3 * accuracy(x) / (alpha - 1) ** 2)
+    assert_agree(mine, theirs, 1e3 * accuracy(x) / (alpha - 1) ** 2)
 
 
 @SEEDS
@@ -143,7 +143,7 @@ def test_losses(function: str, arguments: tuple[float, ...], dtype: torch.dtype,
     """The loss is linear in the scores, so that their size multiplies the weights' error."""
     x = scores(seed, dtype)
     y = torch.randint(N, (len(x),), generator=torch.Generator().manual_seed(seed))
-    agree(*both(function, x, y, *arguments), 10 * accuracy(x) * float(x.abs().max()))
+    assert_agree(*both(function, x, y, *arguments), 10 * accuracy(x) * float(x.abs().max()))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "elementwise_mean", "none"])
@@ -155,14 +155,14 @@ def test_reductions(reduction: str, ignore: int) -> None:
         library.SparsemaxLoss(reduction=reduction, ignore_index=ignore)(x, y)
         for library in (ours, entmax)
     )
-    agree(mine, theirs, 10 * len(x) * accuracy(x))
+    assert_agree(mine, theirs, 10 * len(x) * accuracy(x))
 
 
 def test_a_wrong_number_is_seen() -> None:
     x = scores(0, torch.float32)
     mine, theirs = both("entmax15", x)
     with pytest.raises(AssertionError):
-        agree(mine + 1e-3, theirs, accuracy(x))
+        assert_agree(mine + 1e-3, theirs, accuracy(x))
 
 
 # -- what entmax does not do
@@ -186,10 +186,10 @@ def test_second_derivatives_at_zero_weights() -> None:
     assert bool(_second_derivative(entmax.entmax_bisect, x)[0].isnan().all())
     mine = _second_derivative(ours.entmax15, x)
     alone = x.detach()[:1, :2].requires_grad_()
-    agree(mine[:1, :2], _second_derivative(ours.entmax15, alone), 1e-12)
+    assert_agree(mine[:1, :2], _second_derivative(ours.entmax15, alone), 1e-12)
     assert float(mine[0, 2]) == 0.0
     # Away from zeros both have one, and it is the same.
-    agree(mine[1], _second_derivative(entmax.entmax15, x)[1], 1e-12)
+    assert_agree(mine[1], _second_derivative(entmax.entmax15, x)[1], 1e-12)
 
 
 @version_13
@@ -198,22 +198,22 @@ def test_vmap() -> None:
     for name in ("sparsemax", "entmax15", "entmax_bisect", "normmax_bisect", "budget_bisect"):
         with pytest.raises(RuntimeError, match=r"autograd\.Function with functorch"):
             torch.vmap(getattr(entmax, name))(x)
-    agree(torch.vmap(fl.entmax)(x), fl.entmax(x), accuracy(x))
-    agree(torch.vmap(fl.sparsemax)(x), fl.sparsemax(x), accuracy(x))
+    assert_agree(torch.vmap(fl.entmax)(x), fl.entmax(x), accuracy(x))
+    assert_agree(torch.vmap(fl.sparsemax)(x), fl.sparsemax(x), accuracy(x))
 
 
 def test_compile_in_one_graph() -> None:
     x = scores(0, torch.float64)
     compiled = torch.compile(fl.entmax, fullgraph=True, backend="eager")
-    agree(compiled(x), fl.entmax(x), accuracy(x))
+    assert_agree(compiled(x), fl.entmax(x), accuracy(x))
 
 
 @version_13
 def test_alpha_one() -> None:
     """entmax documents that alpha = 1 does not work: its answer is uniform whatever the scores."""
     x = scores(0, torch.float64)
-    agree(entmax.entmax_bisect(x, 1.0), torch.full_like(x, 1 / N), accuracy(x))
-    agree(ours.entmax_bisect(x, 1.0), x.softmax(-1), accuracy(x))
+    assert_agree(entmax.entmax_bisect(x, 1.0), torch.full_like(x, 1 / N), accuracy(x))
+    assert_agree(ours.entmax_bisect(x, 1.0), x.softmax(-1), accuracy(x))
 
 
 @version_13
@@ -223,8 +223,8 @@ def test_masks_in_the_budget_and_in_losses() -> None:
     masked[:, 6:] = -math.inf
     assert bool(entmax.budget_bisect(masked, 2).isnan().all())
     assert bool(entmax.sparsemax_loss(masked, y).isnan().all())
-    agree(ours.budget_bisect(masked, 2)[:, :6], ours.budget_bisect(x[:, :6], 2), accuracy(x))
-    agree(ours.sparsemax_loss(masked, y), ours.sparsemax_loss(x[:, :6], y), 10 * accuracy(x))
+    assert_agree(ours.budget_bisect(masked, 2)[:, :6], ours.budget_bisect(x[:, :6], 2), accuracy(x))
+    assert_agree(ours.sparsemax_loss(masked, y), ours.sparsemax_loss(x[:, :6], y), 10 * accuracy(x))
 
 
 @version_13
@@ -242,7 +242,7 @@ def test_partial_sorting_along_a_negative_axis() -> None:
     x = scores(0, torch.float64).view(4, 4, N)
     with pytest.raises(RuntimeError, match="dimensions"):
         entmax.sparsemax(x, dim=-2, k=1)
-    agree(ours.sparsemax(x, dim=-2, k=1), entmax.sparsemax(x, dim=1), accuracy(x))
+    assert_agree(ours.sparsemax(x, dim=-2, k=1), entmax.sparsemax(x, dim=1), accuracy(x))
 
 
 @version_13

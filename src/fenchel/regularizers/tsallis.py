@@ -231,9 +231,8 @@ class _Rows(NamedTuple):
     def _distance(self) -> Tensor:
         return clamp_scaled(((self.scores - self.centre) - self.rest) / self.tau)
 
-    def _y(self) -> Tensor:
-        """Positive on the support, negative off it."""
-        x = self.eps * self._distance()
+    def _y(self, x: Tensor) -> Tensor:
+        """Positive on the support, negative off it; x = eps times the distance."""
         return _choose(self.edge_form, x, 1 + x)
 
     def _parts(self) -> _Parts:
@@ -242,7 +241,7 @@ class _Rows(NamedTuple):
         if self.base.plain and self.static_eps in (0.5, 1.0):
             y = torch.relu(self.base.keep(x, -1.0))
             return _Parts(y if self.static_eps == 1.0 else y * y, y, y > 0, None)
-        y = _choose(self.edge_form, x, 1 + x)
+        y = self._y(x)
         on = y > 0 if self.base.whole else (y > 0) & self._reachable()
         y = where(on, y, 1.0)
         log_power = self._log_power(where(on, x, 0.0), y, where(on, distance, 0.0))
@@ -291,7 +290,8 @@ class _Rows(NamedTuple):
     def fenchel_young_terms(self, p: Tensor) -> Tensor:
         """nu (omega(x) + omega*(y) - x y) for x = p / nu, in units of the temperature."""
         eps, alpha, log_mass = self.eps, 1 + self.eps, self.base.safe_log()
-        y, distance = self._y(), self._distance()  # y = x^eps at the optimum
+        distance = self._distance()
+        y = self._y(eps * distance)  # (optimum / nu)^eps
         inside = self.base.allowed & (y > 0)
         y_inside = where(inside, y, 1.0)
         log_power = self._log_power(
