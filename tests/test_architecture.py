@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fenchel"
 ROOMS = [
     "_version",
     "_numerics",
+    "scores",
     "priors",
     "kernels",
     "regularizers",
@@ -18,6 +19,9 @@ ROOMS = [
     "solve",
     "maps",
     "losses",
+    "attention",
+    "nn",
+    "hf",
     "testing",
     "bench",
     "report",

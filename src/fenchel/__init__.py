@@ -5,8 +5,14 @@
 Choose Omega and the base measure, get weights, exact derivatives and a certificate.
 """
 
-from fenchel import priors
+from fenchel import priors, scores
 from fenchel._version import __version__
+from fenchel.attention import (
+    AttentionSolution,
+    attention,
+    attention_solution,
+    replace_sdpa,
+)
 from fenchel.losses import fenchel_young_loss
 from fenchel.maps import entmax, softmax, sparsemax
 from fenchel.regularizers import Budget, Fused, Norm, Regularizer, Shannon, Tsallis
@@ -14,6 +20,7 @@ from fenchel.solution import Solution, SolveError, Status
 from fenchel.solve import solve
 
 __all__ = [
+    "AttentionSolution",
     "Budget",
     "Fused",
     "Norm",
@@ -24,9 +31,13 @@ __all__ = [
     "Status",
     "Tsallis",
     "__version__",
+    "attention",
+    "attention_solution",
     "entmax",
     "fenchel_young_loss",
     "priors",
+    "replace_sdpa",
+    "scores",
     "softmax",
     "solve",
     "sparsemax",

@@ -13,11 +13,12 @@ row that cannot be solved).
 
 from __future__ import annotations
 
+import copy
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -94,6 +95,18 @@ class Regularizer(ABC):
     @abstractmethod
     def curvature(self, weights: Tensor, base: Base) -> Curvature:
         """The Hessian of the conjugate at the scores that gave `weights`."""
+
+    def tile(self, start: int, stop: int, rows: int) -> Self:
+        """The regulariser of the queries start .. stop - 1 out of `rows`, for long attention.
+
+        Parameters broadcast over the rows: those with one entry a query are cut, others kept.
+        Override it if a tensor of yours means something else.
+        """
+        mine = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.ndim and value.shape[-1] == rows > 1:
+                object.__setattr__(mine, name, value[..., start:stop])
+        return mine
 
     def conjugate(self, scores: Tensor, base: Base) -> Tensor:
         """Omega*(scores) = max_p <scores, p> - Omega(p). (..., n) -> (...)"""

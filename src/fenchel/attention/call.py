@@ -1,0 +1,252 @@
+"""One call of attention, checked and brought into one layout: (batch, head, token, component)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_tensor
+from fenchel.priors import Prior
+from fenchel.regularizers.contract import Regularizer
+from fenchel.scores import default_scale
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Operands of one attention: four axes each, masks and bases in views that broadcast."""
+
+    query: Tensor  # (batch, head, query, d)
+    key: Tensor  # (batch, kv_head, key, d); head = kv_head * r, query head h reads kv head h // r
+    value: Tensor  # (batch, kv_head, key, d_value)
+    scale: float
+    mask: Tensor | None  # bool, broadcasts to the scores (batch, head, query, key)
+    bias: Tensor | None  # float mask, likewise
+    base: Tensor | Prior | None  # likewise; a prior sees the scores' axes as the caller wrote them
+    causal: bool
+    dropout: float
+    seed: Tensor | None  # of the dropout: int64, ()
+    lead: torch.Size  # leading axes of the output, before (query, d_value)
+    first: int = 0  # position of the first query, in a tile of a longer call
+    queries: int = 0  # of the whole call
+
+    @property
+    def scores_shape(self) -> torch.Size:
+        return torch.Size((*self.query.shape[:3], self.key.shape[2]))
+
+    @property
+    def transformed(self) -> bool:
+        """Under vmap, jvp, grad or another transform that only plain operations survive."""
+        if torch.autograd.forward_ad._current_level >= 0:
+            return True
+        parts = (self.query, self.key, self.value, self.mask, self.bias, self.base)
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+        return any(isinstance(part, Tensor) and wrapped(part) for part in parts)
+
+    def tile(self, start: int, stop: int) -> Call:
+        """The same call for the queries start .. stop - 1."""
+
+        def rows(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[:, :, start:stop]
+
+        base = self.base
+        return replace(
+            self,
+            query=self.query[:, :, start:stop],
+            mask=rows(self.mask),
+            bias=rows(self.bias),
+            base=base.shifted(start) if isinstance(base, Prior) else rows(base),
+            first=self.first + start,
+        )
+
+    def restore(self, output: Tensor) -> Tensor:
+        """(batch, head, ...) -> the caller's axes."""
+        return output.reshape(*self.lead, *output.shape[2:])
+
+    def hidden(self) -> Tensor | None:
+        """Keys that no query may see, by the mask or by causality: True where hidden."""
+        hidden = None if self.mask is None else ~self.mask
+        if self.causal:
+            rows, keys = self.query.shape[2], self.key.shape[2]
+            last = torch.arange(self.first, self.first + rows, device=self.query.device)
+            future = torch.arange(keys, device=last.device) > last.unsqueeze(-1)
+            hidden = future if hidden is None else hidden | future
+        return hidden
+
+
+def prepare(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    base: Tensor | Prior | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    enable_gqa: bool,
+) -> Call:
+    """Check what a caller of `scaled_dot_product_attention` may pass, and lay it out."""
+    _check_operands(query, key, value)
+    _check_numbers(is_causal, scale, dropout_p, enable_gqa)
+    query, key, value = _autocast(query, key, value)
+    repeats = _repeats(query, key, value, enable_gqa)
+    lead = _lead(query, key, value, repeats)
+    shape = torch.Size((*lead, query.shape[-2], key.shape[-2]))
+    kv_lead = (*lead[:-1], lead[-1] // repeats) if lead else lead
+    mask, bias = _masks(attn_mask, shape, query)
+    if isinstance(base, Tensor):
+        base = _broadcast(base, shape, "base", query.device)
+    return Call(
+        query=_four(query.expand(*lead, *query.shape[-2:])),
+        key=_four(key.expand(*kv_lead, *key.shape[-2:])),
+        value=_four(value.expand(*kv_lead, *value.shape[-2:])),
+        scale=default_scale(query, scale),
+        mask=mask,
+        bias=bias,
+        base=base,
+        causal=is_causal,
+        dropout=dropout_p,
+        seed=_seed(query.device) if dropout_p > 0 else None,
+        lead=lead,
+        queries=query.shape[-2],
+    )
+
+
+def check_regularizer(regularizer: object) -> None:
+    """Refuse a class, a name or a number where a regulariser is meant."""
+    if not isinstance(regularizer, Regularizer):
+        raise TypeError(
+            f"regularizer must be a Regularizer such as Tsallis(1.5), got {regularizer!r}"
+        )
+
+
+def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_tensor(tensor, name)
+        if tensor.ndim < 2:
+            raise ValueError(
+                f"{name} must have at least two axes (tokens, components), "
+                f"got shape {tuple(tensor.shape)}"
+            )
+        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided:
+            raise TypeError(
+                f"{name} must be a dense tensor of float16, bfloat16, float32 or float64, got "
+                f"{tensor.layout} of {tensor.dtype}"
+            )
+        if tensor.dtype != query.dtype or tensor.device != query.device:
+            raise ValueError(
+                f"query, key and value must share dtype and device; {name} is {tensor.dtype} on "
+                f"{tensor.device}, query is {query.dtype} on {query.device}"
+            )
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"query and key must have equally many components, got {query.shape[-1]} and "
+            f"{key.shape[-1]} (shapes {tuple(query.shape)} and {tuple(key.shape)})"
+        )
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(
+            f"key and value must have equally many tokens, got {key.shape[-2]} and "
+            f"{value.shape[-2]} (shapes {tuple(key.shape)} and {tuple(value.shape)})"
+        )
+
+
+def _check_numbers(is_causal: object, scale: object, dropout_p: object, gqa: object) -> None:
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", gqa)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be True or False, got {flag!r}")
+    if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale)):
+        raise ValueError(f"scale must be a finite number or None, got {scale!r}")
+    if not isinstance(dropout_p, Real) or not 0 <= float(dropout_p) <= 1:
+        raise ValueError(f"dropout_p must be a number between 0 and 1, got {dropout_p!r}")
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The precision that torch's own attention would run in."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+
+
+def _repeats(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
+    """How many query heads read one key head."""
+    if not enable_gqa:
+        return 1
+    if min(query.ndim, key.ndim, value.ndim) < 3:
+        raise ValueError("enable_gqa needs a head axis: (..., head, token, component)")
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if value.shape[-3] != kv_heads or kv_heads == 0 or heads % kv_heads:
+        raise ValueError(
+            f"enable_gqa needs equally many key and value heads, and a multiple of them in query; "
+            f"got {heads} query, {kv_heads} key and {value.shape[-3]} value heads"
+        )
+    return heads // kv_heads
+
+
+def _lead(query: Tensor, key: Tensor, value: Tensor, repeats: int) -> torch.Size:
+    shapes = [query.shape[:-2]]
+    for tensor in (key, value):
+        lead = tensor.shape[:-2]
+        shapes.append(lead if repeats == 1 else torch.Size((*lead[:-1], lead[-1] * repeats)))
+    try:
+        return torch.Size(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        raise ValueError(
+            f"leading axes of query {tuple(query.shape)}, key {tuple(key.shape)} and value "
+            f"{tuple(value.shape)} do not broadcast; for fewer key heads pass enable_gqa=True"
+        ) from None
+
+
+def _four(tensor: Tensor) -> Tensor:
+    """(..., head, token, component) -> (batch, head, token, component)."""
+    if tensor.ndim < 4:
+        return tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape)
+    return tensor if tensor.ndim == 4 else tensor.flatten(0, -4)
+
+
+def _masks(
+    mask: Tensor | None, shape: torch.Size, like: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """(bool mask, float mask): one of them at most."""
+    if mask is None:
+        return None, None
+    check_tensor(mask, "attn_mask")
+    if mask.dtype != torch.bool and mask.dtype not in _DTYPES:
+        raise TypeError(
+            f"attn_mask must be bool (True = attend) or float (added to the scores), got "
+            f"{mask.dtype}; pass mask.bool() or mask.to(query.dtype)"
+        )
+    mask = _broadcast(mask, shape, "attn_mask", like.device)
+    return (mask, None) if mask.dtype == torch.bool else (None, mask)
+
+
+def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.device) -> Tensor:
+    """A view (batch, head, query, key) of something that broadcasts to the scores' `shape`."""
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device} and query on {device}; move one of them")
+    try:
+        fits = torch.broadcast_shapes(tensor.shape, shape) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} does not broadcast to the scores' shape "
+            f"{tuple(shape)}: (..., query, key)"
+        )
+    padded = tensor.reshape(*[1] * (len(shape) - tensor.ndim), *tensor.shape)
+    if len(shape) > 4:  # only the axes that merge are expanded, the others stay as small as given
+        merged = padded.expand(*shape[:-3], -1, -1, -1).flatten(0, -4)
+        return merged.expand(-1, *shape[-3:])
+    four = torch.Size((*[1] * (4 - len(shape)), *shape))
+    return padded.expand(four)
+
+
+def _seed(device: torch.device) -> Tensor:
+    """From torch's generator, so that `torch.manual_seed` fixes the dropout."""
+    return torch.randint(0, 2**31, (), device=device)
