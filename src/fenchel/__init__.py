@@ -5,7 +5,7 @@
 Choose Omega and the base measure, get weights, exact derivatives and a certificate.
 """
 
-from fenchel import priors, scores
+from fenchel import nn, priors, scores
 from fenchel._version import __version__
 from fenchel.attention import (
     AttentionSolution,
@@ -35,6 +35,7 @@ __all__ = [
     "attention_solution",
     "entmax",
     "fenchel_young_loss",
+    "nn",
     "priors",
     "replace_sdpa",
     "scores",

@@ -3,6 +3,8 @@ the textbook formula divides zero by zero. Nothing here knows about attention.""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,14 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def certificate_dtype(device: torch.device) -> torch.dtype:
     """Certificates are evaluated in float64, except on devices that lack it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """A block in which autocast leaves matrix products alone."""
+    kind = tensor.device.type
+    if not torch.amp.is_autocast_available(kind):  # such as meta
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def readable(*tensors: Tensor | None) -> bool:

@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_tensor, dot, where
+from fenchel._numerics import certificate_dtype, check_tensor, dot, full_precision, where
 from fenchel.priors import Base
 from fenchel.regularizers.contract import Curvature, Dual, Regularizer
 
@@ -131,7 +131,7 @@ class Solution:
         score = hessian / where(p > 0, p, 1.0).unsqueeze(-1)  # row j: d log p_j / d scores
         total = self.regularizer.total(p).unsqueeze(-1)
         weighted = where(p > 0, p / total, 0.0).unsqueeze(-1) * score
-        with torch.autocast(p.device.type, enabled=False):  # which would round the product
+        with full_precision(p):  # which would round the product
             return score.mT @ weighted
 
     def escort(self) -> Tensor:

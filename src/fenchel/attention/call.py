@@ -42,6 +42,8 @@ class Call:
     @property
     def transformed(self) -> bool:
         """Under vmap, jvp, grad or another transform that only plain operations survive."""
+        if torch.compiler.is_compiling():
+            return False
         if torch.autograd.forward_ad._current_level >= 0:
             return True
         parts = (self.query, self.key, self.value, self.mask, self.bias, self.base)
@@ -169,7 +171,9 @@ def _check_numbers(is_causal: object, scale: object, dropout_p: object, gqa: obj
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The precision that torch's own attention would run in."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return tensors
+    if tensors[0].dtype == torch.float64:
         return tensors
     return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from fenchel.attention.call import Call, check_regularizer, prepare
 from fenchel.attention.dense import softmax_attention
+from fenchel.attention.sparse import sparse_attention
 from fenchel.attention.tiled import tiled
 from fenchel.priors import Prior
 from fenchel.regularizers.contract import Regularizer
 from fenchel.regularizers.shannon import Shannon
+from fenchel.regularizers.tsallis import Tsallis
 
 _SHANNON = Shannon()
 
@@ -59,15 +62,19 @@ def attention(
         dropout_p=dropout_p,
         enable_gqa=enable_gqa,
     )
-    return call.restore(route(regularizer, call))
+    return call.restore(_route(call, regularizer))
 
 
-@singledispatch
-def route(regularizer: Regularizer, call: Call) -> Tensor:
-    """The fastest exact path for this kind of regulariser. (batch, head, query, d_value)"""
+# The fastest exact path for each kind of regulariser; all others go through the tiles.
+_PATHS: dict[type[Regularizer], Callable[[Call, Any], Tensor]] = {
+    Shannon: softmax_attention,
+    Tsallis: sparse_attention,
+}
+
+
+def _route(call: Call, regularizer: Regularizer) -> Tensor:
+    """(batch, head, query, d_value)."""
+    for kind in type(regularizer).__mro__:
+        if kind in _PATHS:
+            return _PATHS[kind](call, regularizer)
     return tiled(call, regularizer)
-
-
-@route.register
-def _(regularizer: Shannon, call: Call) -> Tensor:
-    return softmax_attention(call, regularizer)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fenchel._numerics import compute_dtype, where
+from fenchel._numerics import compute_dtype, full_precision, where
 from fenchel.attention.call import Call
 from fenchel.kernels.dropout import keep_mask
 from fenchel.regularizers.contract import Regularizer
@@ -62,7 +62,7 @@ def attend(call: Call, regularizer: Regularizer) -> Tensor:
     weights = solve_tile(call, regularizer).weights
     weights = drop(weights.reshape(call.scores_shape), call)
     values = _per_head(call.value, call).to(weights.dtype)
-    with torch.autocast(weights.device.type, enabled=False):
+    with full_precision(weights):
         return (weights @ values).to(call.query.dtype)
 
 
@@ -78,7 +78,7 @@ def scores(call: Call) -> Tensor:
     """(batch, head, query, key), hidden keys at -inf, in the precision of the computation."""
     dtype = compute_dtype(call.query.dtype)
     query, key = call.query.to(dtype) * call.scale, _per_head(call.key, call).to(dtype)
-    with torch.autocast(query.device.type, enabled=False):
+    with full_precision(query):
         product = query @ key.mT
     if call.bias is not None:
         product = product + call.bias.to(dtype)

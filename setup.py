@@ -1,0 +1,64 @@
+"""Builds the native kernels where a C++ compiler is present; the package installs without, too."""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+NATIVE = Path("src/fenchel/kernels/native")
+FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+]
+SETS = {
+    "plain": [],
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"],
+}
+
+
+class build_native(build_ext):
+    """The kernels once for each instruction set, then one shared library without Python's ABI."""
+
+    def build_extension(self, extension: Extension) -> None:
+        import platform
+
+        sets = SETS if platform.machine() in ("x86_64", "AMD64") else {"plain": []}
+        objects = []
+        for name, flags in sets.items():
+            objects += self.compiler.compile(
+                [str(NATIVE / "variant.cpp")],
+                output_dir=f"{self.build_temp}/{name}",
+                macros=[("FENCHEL_VARIANT", name)],
+                extra_postargs=[*FLAGS, *flags],
+                depends=extension.depends,
+            )
+        objects += self.compiler.compile(
+            [str(NATIVE / "entry.cpp")],
+            output_dir=self.build_temp,
+            extra_postargs=FLAGS,
+            depends=extension.depends,
+        )
+        self.compiler.link_shared_object(
+            objects,
+            self.get_ext_fullpath(extension.name),
+            libraries=["dl", "pthread"],
+            target_lang="c++",
+        )
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "fenchel.kernels._native",
+            sources=[str(NATIVE / "entry.cpp"), str(NATIVE / "variant.cpp")],
+            depends=[str(path) for path in sorted(NATIVE.glob("*.h"))],
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": build_native},
+)

@@ -1,0 +1,184 @@
+"""Tsallis attention on the support alone: the native kernels, when they run, their derivative."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import compute_dtype, has, readable
+from fenchel.attention.call import Call
+from fenchel.attention.tiled import by_tiles, tiled
+from fenchel.kernels.attention import Numbers, tsallis_attention, tsallis_attention_backward
+from fenchel.kernels.library import native
+from fenchel.priors import Causal, Prior
+from fenchel.regularizers.tsallis import Tsallis
+
+_WIDEST = 30.0  # log of the largest mass in a row, either way: beyond it the tiles' care is needed
+
+
+def sparse_attention(call: Call, regularizer: Tsallis) -> Tensor:
+    """(batch, head, query, d_value)."""
+    if isinstance(call.base, Causal):
+        call = replace(call, causal=True, base=None)
+    if not _fits(call, regularizer):
+        return tiled(call, regularizer)
+    # A prior is made tile by tile; a bias that trains gets its gradient tile by tile.
+    if isinstance(call.base, Prior) or (call.bias is not None and call.bias.requires_grad):
+        return by_tiles(call, regularizer, _attend)
+    return _attend(call, regularizer)
+
+
+def _fits(call: Call, regularizer: Tsallis) -> bool:
+    if native() is None or call.query.device.type != "cpu" or call.transformed:
+        return False
+    if 0 in call.scores_shape or 0 in (call.query.shape[3], call.value.shape[3]):
+        return False
+    if isinstance(call.base, Tensor):
+        return not call.base.requires_grad and _tame(call.base, call.query.dtype)
+    return True
+
+
+def _tame(base: Tensor, dtype: torch.dtype) -> bool:
+    """Masses that the kernels can multiply as they are: no row is all huge or all tiny."""
+    if base.dtype == torch.bool:
+        return True
+    base = _stored(base)
+    if not readable(base) or (base.dtype == torch.float64 != dtype):
+        return False
+    largest = base.amax(-1)
+    return not has(~((base >= 0).all(-1) & (largest < 1e13) & ((largest > 1e-13) | (largest == 0))))
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """Without the copies that broadcasting pretends."""
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+def _attend(call: Call, regularizer: Tsallis) -> Tensor:
+    """One call of the kernels."""
+    log_mass = None
+    if isinstance(call.base, Prior):
+        log_mass = _log_mass(call, call.base)
+        largest = log_mass.detach().amax(-1)
+        if has(~((largest.abs() < _WIDEST) | (largest == -torch.inf))):
+            return tiled(call, regularizer)
+    temperature = regularizer.temperature
+    query, bias, scale, bias_scale = call.query, call.bias, call.scale, 1.0
+    if isinstance(temperature, Tensor):
+        column = _rows(temperature, call).unsqueeze(-1).to(compute_dtype(query.dtype))
+        query = query / column
+        bias = None if bias is None else bias / column
+    else:
+        scale, bias_scale = scale / temperature, 1 / temperature
+    eps = _eps(call, regularizer)
+    mask, mass = _mask_and_mass(call, log_mass)
+    operands = (query, call.key, call.value, eps, bias, log_mass)
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
+    output: Tensor = tsallis_attention(
+        *(query, call.key, call.value, eps, mask, bias, mass, call.seed),
+        *(scale, bias_scale, log_mass is not None, call.causal, call.first),
+        *(call.dropout, call.queries, save),
+    )[0]
+    return output
+
+
+def _mask_and_mass(call: Call, log_mass: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A base of truth values is a mask."""
+    if not isinstance(call.base, Tensor) or call.base.dtype != torch.bool:
+        return call.mask, call.base if isinstance(call.base, Tensor) else log_mass
+    return (call.base if call.mask is None else call.mask & call.base), None
+
+
+def _log_mass(call: Call, prior: Prior) -> Tensor:
+    shape = torch.Size((*call.lead, *call.scores_shape[2:]))
+    prior.check(shape)
+    device = call.query.device
+    rows = torch.arange(shape[-2], device=device)
+    made = prior.log_mass(rows, torch.arange(shape[-1], device=device))
+    return made.to(compute_dtype(call.query.dtype)).expand(shape).reshape(call.scores_shape)
+
+
+def _rows(parameter: Tensor, call: Call) -> Tensor:
+    """A parameter of the rows, (batch, head, query) as a view."""
+    expanded = parameter.expand(*call.lead, call.query.shape[2])
+    return expanded.reshape(call.scores_shape[:3])
+
+
+def _eps(call: Call, regularizer: Tsallis) -> Tensor:
+    """alpha - 1 of every row in float64, (batch, head, query)."""
+    alpha = regularizer.alpha
+    if isinstance(alpha, Tensor):
+        return _rows(alpha.double() - 1, call)
+    return torch.tensor(alpha - 1.0, dtype=torch.float64).expand(call.scores_shape[:3])
+
+
+# ---- the derivative
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)  # what is kept for the backward pass is no result
+    ctx.save_for_backward(*inputs[:8], *output[1:])
+    ctx.numbers = inputs[8:15]
+
+
+def _backward(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    operands, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+    needed = ctx.needs_input_grad[:8]
+    if gradient is None:
+        return (None,) * 16
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _through_tiles(operands, Numbers(*ctx.numbers), needed, gradient)
+    wanted = [needed[3], needed[5], needed[6]]  # eps, bias, log mass
+    query, key, value, eps, scores, log_mass = tsallis_attention_backward(
+        gradient, *operands, *ctx.numbers, *saved, wanted
+    )
+    if wanted[1]:
+        scores = (scores * Numbers(*ctx.numbers).bias_scale).to(operands[5].dtype)
+    made = (query, key, value, eps, None, scores, log_mass, None)
+    kept = (x if need else None for x, need in zip(made, needed, strict=True))
+    return *kept, *(None,) * 8
+
+
+def _through_tiles(
+    operands: tuple[Any, ...], numbers: Numbers, needed: tuple[bool, ...], gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The same derivative in operations that can be differentiated again."""
+    query, key, value, eps, mask, bias, mass, seed = operands
+    call = Call(
+        query=query,
+        key=key,
+        value=value,
+        scale=numbers.scale,
+        mask=mask,
+        bias=None if bias is None else bias * numbers.bias_scale,
+        base=_Made(mass) if numbers.mass_is_log else mass,
+        causal=numbers.causal,
+        dropout=numbers.dropout,
+        seed=seed,
+        lead=query.shape[:2],
+        first=numbers.first,
+        queries=numbers.queries,
+    )
+    output = tiled(call, Tsallis(eps + 1))
+    wanted = [x for x, need in zip(operands, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
+    return *(next(found) if need else None for need in needed), *(None,) * 8
+
+
+@dataclass(frozen=True)
+class _Made(Prior):
+    """A log mass that was already made, (batch, head, query, key)."""
+
+    tensor: Tensor
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.tensor[..., rows, :][..., columns]
+
+
+torch.library.register_autograd("fenchel::tsallis_attention", _backward, setup_context=_save)

@@ -1,0 +1,146 @@
+"""Switch a loaded model, and make sure that nothing of it stays on softmax."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, TypeVar
+
+from torch import nn
+
+from fenchel.attention.call import check_regularizer
+from fenchel.hf.library import VERSION, PreTrainedModel
+from fenchel.hf.registry import derived_name, names, register
+from fenchel.regularizers.contract import Regularizer
+
+M = TypeVar("M", bound=nn.Module)
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how a forward of transformers asks for its function
+_OUTSIDE = {"torch", "builtins", "abc", "typing"}
+_OWN = re.compile(r"softmax\(|scaled_dot_product_attention\(", re.IGNORECASE)
+
+
+def convert(model: M, regularizer: Regularizer | str) -> M:
+    """The model itself, every attention in it switched to the regulariser.
+
+    >>> hf.convert(model, Tsallis(1.3))              # registered as "fenchel:tsallis-1.3"
+    >>> hf.convert(model, "fenchel:entmax15")
+
+    Weights are untouched, and `model.set_attn_implementation("sdpa")` leads back. transformers
+    does not save the choice: pass `attn_implementation=` to `from_pretrained`, or convert again.
+
+    model: a transformers model, or a module that holds some. Refused, before anything changes, if
+        any attention in it would stay as it is.
+    regularizer: a `Regularizer`, or a registered name.
+    """
+    register()
+    name = _resolve(regularizer)
+    roots = _roots(model)
+    attentions = _attentions(model)
+    before = [(config, config._attn_implementation) for config in _configs(model)]
+    for root in roots:
+        root.set_attn_implementation(name)
+    missed = [
+        path for path, module in attentions.items() if module.config._attn_implementation != name
+    ]
+    if missed:
+        for config, implementation in before:
+            config._attn_implementation = implementation
+        raise RuntimeError(
+            f"transformers {VERSION} did not switch {_some(missed)}; the model is as it was"
+        )
+    return model
+
+
+def _resolve(regularizer: Regularizer | str) -> str:
+    if isinstance(regularizer, str):
+        if regularizer not in names():
+            raise ValueError(
+                f"unknown name {regularizer!r}; known are {', '.join(names())}. Add one with "
+                "fenchel.hf.register(name, regularizer), or pass the regulariser itself"
+            )
+        return regularizer
+    check_regularizer(regularizer)
+    name = derived_name(regularizer)
+    register(name, regularizer)
+    return name
+
+
+def _roots(model: nn.Module) -> list[Any]:
+    """The outermost transformers models."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [root for child in model.children() for root in _roots(child)]
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Of every transformers model within, the outer ones first."""
+    return [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+
+
+def _attentions(model: nn.Module) -> dict[str, Any]:
+    """Path and module of everything that asks transformers for its attention function."""
+    kinds = {type(module) for module in model.modules()}
+    asking = {kind for kind in kinds if _INTERFACE in _source(kind.forward)}
+    alone = {kind for kind in kinds - asking if _computes_alone(kind)}
+    found: dict[str, Any] = {}
+    left: list[str] = []
+    for path, module in model.named_modules():
+        if type(module) in asking and hasattr(module, "config"):
+            found[path] = module
+        elif type(module) in asking | alone:
+            left.append(f"{path} ({type(module).__name__})")
+    if left:
+        raise ValueError(
+            f"{type(model).__name__} computes attention of its own in {_some(left)}: looked for "
+            f"{_INTERFACE} in each forward of transformers {VERSION}. It would stay "
+            "on softmax; fenchel.replace_sdpa reaches what calls scaled_dot_product_attention, and "
+            "model.set_attn_implementation switches the rest alone"
+        )
+    if not found:
+        raise ValueError(
+            f"found no attention in {type(model).__name__}: looked through its modules for a "
+            f"forward that uses {_INTERFACE}, in a transformers model"
+        )
+    _check_semantics(model)
+    return found
+
+
+def _check_semantics(model: nn.Module) -> None:
+    """Refuse models whose attention is more than scores, a mask and an expectation."""
+    special = {
+        type(module).__name__
+        for module in model.modules()
+        if isinstance(module, PreTrainedModel) and not module._supports_sdpa
+    }
+    if special:
+        raise ValueError(
+            f"{_some(sorted(special))} declares that scaled_dot_product_attention cannot compute "
+            "its attention (_supports_sdpa is False), and fenchel.attention means the same"
+        )
+
+
+def _computes_alone(kind: type[nn.Module]) -> bool:
+    """An attention that normalises without asking, or whose source cannot be read; wrappers
+    around one do neither."""
+    if issubclass(kind, nn.MultiheadAttention):
+        return True
+    if not re.search("attention|attn", kind.__name__, re.IGNORECASE):
+        return False
+    bases = (base for base in kind.__mro__ if base.__module__.split(".")[0] not in _OUTSIDE)
+    sources = [_source(base) for base in bases]
+    return any(not source or _OWN.search(source) for source in sources)
+
+
+def _source(thing: Any) -> str:
+    try:
+        return inspect.getsource(inspect.unwrap(thing))
+    except (OSError, TypeError):  # written at a prompt, or not in Python
+        return ""
+
+
+def _some(items: list[str]) -> str:
+    shown = ", ".join(items[:3])
+    return shown if len(items) <= 3 else f"{shown} and {len(items) - 3} more"

@@ -1,0 +1,23 @@
+"""Everything taken from transformers, in one place: what is missing is said at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import transformers
+    from transformers.utils import output_capturing
+except ImportError as problem:
+    raise ImportError(
+        f"fenchel.hf needs transformers >= 5.16 ({problem}); install it with: "
+        "pip install 'fenchel[hf]'"
+    ) from problem
+
+VERSION: str = transformers.__version__
+AttentionInterface: Any = transformers.AttentionInterface
+AttentionMaskInterface: Any = transformers.AttentionMaskInterface
+PreTrainedModel: Any = transformers.PreTrainedModel
+
+# GPT-2 and its kin record attention weights without telling the attention function; only here is
+# known what is being recorded.
+active_collector: Any = output_capturing._active_collector

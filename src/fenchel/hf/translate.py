@@ -1,0 +1,197 @@
+"""One call of a transformers attention function, in the words of `fenchel.attention`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fenchel._numerics import compute_dtype
+from fenchel.attention import attention
+from fenchel.hf.library import active_collector
+from fenchel.regularizers.contract import Regularizer
+from fenchel.scores import scaled_dot
+from fenchel.solve import solve
+
+# Arguments that change attention and that `fenchel.attention` cannot express.
+_REFUSED = {
+    "softcap": "squeezes scores by tanh before they are compared",
+    "s_aux": "adds an attention sink, a score without a key",
+    "sinks": "adds an attention sink, a score without a key",
+    "indices": "chooses keys by index",
+    "block_indices": "chooses blocks of keys by index",
+    "head_mask": "rescales heads",
+    "cache": "is a paged cache",
+    "cu_seq_lens_q": "packs several sequences into one; pass position_ids alone",
+    "cu_seq_lens_k": "packs several sequences into one; pass position_ids alone",
+    "max_length_q": "packs several sequences into one; pass position_ids alone",
+    "max_length_k": "packs several sequences into one; pass position_ids alone",
+    "seq_idx": "packs several sequences into one; pass position_ids alone",
+}
+
+# Arguments that models hand through and that say nothing about who attends to whom: positions are
+# in the queries, keys and mask by now, the rest concerns what is recorded or counted.
+_PASSENGERS = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "encoder_hidden_states",
+        "hidden_states",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """sum_j p_j value_j for each query, in the signature of transformers' attention functions.
+
+    >>> Attention(Tsallis(1.5))(module, query, key, value, None, scaling=0.125)
+
+    query: (batch, head, query, d); key, value: (batch, kv_head, key, d).
+    attention_mask: (batch, 1 or head, query, key); bool: True = attend; float: added to the scores.
+        None: everything, or the past where the module says `is_causal`.
+    position_bias: added to the scores, as T5 does.
+    sliding_window: already in the mask; a call that lost the mask is refused.
+
+    Returns the output (batch, query, head, d) and the weights (batch, head, query, key) if the
+    model records attention, else None.
+    """
+
+    regularizer: Regularizer
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        position_bias: Tensor | None = None,
+        sliding_window: int | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        _check_others(module, others)
+        _check_mask(module, attention_mask, sliding_window, key.shape[2])
+        visible, bias = split_mask(attention_mask, position_bias)
+        if _recorded(others):
+            causal = _causal(module, is_causal, attention_mask, query)
+            return self._dense(query, key, value, visible, bias, causal, scaling, dropout)
+        output = attention(
+            query,
+            key,
+            value,
+            self.regularizer,
+            base=visible if bias is not None else None,
+            attn_mask=visible if bias is None else bias,
+            is_causal=_causal(module, is_causal, attention_mask, query),
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+        return output.transpose(1, 2).contiguous(), None
+
+    def _dense(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        visible: Tensor | None,
+        bias: Tensor | None,
+        causal: bool,
+        scaling: float | None,
+        dropout: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The same attention through its weights, for calls that want to see them."""
+        precision = compute_dtype(query.dtype)
+        groups = query.shape[1] // key.shape[1]
+        # (batch, kv_head, key, d) -> (batch, head, key, d)
+        key, value = (x.to(precision).repeat_interleave(groups, 1) for x in (key, value))
+        if causal:
+            past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+            visible = past.tril() if visible is None else visible & past.tril()
+        with torch.autocast(query.device.type, enabled=False):
+            scores = scaled_dot(query.to(precision), key, scaling)
+            if bias is not None:
+                scores = scores + bias.to(precision)
+            weights = solve(scores, self.regularizer, base=visible).weights
+            weights = nn.functional.dropout(weights, dropout)
+            output = (weights @ value).to(query.dtype)
+        return output.transpose(1, 2).contiguous(), weights.to(query.dtype)
+
+
+def split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """(which keys may be seen, what is added to the scores).
+
+    transformers writes "forbidden" into float masks as the smallest number of the dtype, which
+    still leaves a key its weight where all are forbidden or where a regulariser must fill a
+    budget. Forbidden is forbidden: those become -inf.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask, bias
+    forbidden = mask <= torch.finfo(mask.dtype).min / 2
+    added = mask.masked_fill(forbidden, -math.inf)
+    return None, added if bias is None else added + bias
+
+
+def _causal(module: nn.Module, is_causal: bool | None, mask: Tensor | None, query: Tensor) -> bool:
+    """Whether the absent mask stands for a causal one: transformers leaves it out where a flag
+    says as much. A single query comes last and sees all."""
+    if mask is not None or query.shape[2] == 1:
+        return False
+    stated = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    if stated is None:
+        raise ValueError(
+            f"{type(module).__name__} passes no mask and does not say whether it is causal; set "
+            "is_causal on the module to True or False"
+        )
+    return bool(stated)
+
+
+def _recorded(others: dict[str, Any]) -> bool:
+    """Whether the model wants the weights of this call."""
+    if others.get("output_attentions"):
+        return True
+    return any(name.endswith("attentions") for name in active_collector.get() or ())
+
+
+def _check_others(module: nn.Module, others: dict[str, Any]) -> None:
+    """Refuse what would change attention and cannot be honoured."""
+    for name, argument in others.items():
+        if argument is None or name in _PASSENGERS:
+            continue
+        reason = _REFUSED.get(name, "is unknown here, and may change attention")
+        raise ValueError(
+            f"{type(module).__name__} passes {name}, which fenchel's attention does not take: it "
+            f"{reason}. Keep this model on attn_implementation='eager'"
+        )
+
+
+def _check_mask(
+    module: nn.Module, mask: Tensor | None, sliding_window: int | None, keys: int
+) -> None:
+    if mask is None:
+        if sliding_window is not None and keys > sliding_window:
+            raise ValueError(
+                f"{type(module).__name__} asks for a window of {sliding_window} keys and passes "
+                f"{keys} without a mask; the mask function of this implementation was not used"
+            )
+        return
+    if mask.ndim != 4:  # two axes would broadcast as (query, key)
+        raise ValueError(
+            f"attention_mask must have four axes (batch, head, query, key), got shape "
+            f"{tuple(mask.shape)} from {type(module).__name__}"
+        )

@@ -1,0 +1,159 @@
+"""The native library: found, loaded and described to ctypes. Everything works without it, slower.
+
+It is built when the package is installed and a C++ compiler is present. `FENCHEL_NATIVE=0` in the
+environment leaves it alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+BLOCK = 48  # rows of queries handled together: kBlock of native/problem.h
+VARIANTS = ("plain", "avx2", "avx512")
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+class View(Structure):
+    """A tensor of four axes; strides count elements. Field by field as in native/problem.h."""
+
+    _fields_ = (("data", c_void_p), ("dtype", c_int64), ("stride", c_int64 * 4))
+
+
+class AttentionProblem(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys")),
+        *((name, c_int64) for name in ("dim", "value_dim")),
+        *((name, View) for name in ("query", "key", "value", "mask", "bias", "mass", "eps")),
+        ("mass_is_log", c_int64),
+        ("scale", c_double),
+        ("bias_scale", c_double),
+        ("causal", c_int64),
+        ("first", c_int64),
+        ("dropout", c_double),
+        ("seed", c_int64),
+        ("queries_in_all", c_int64),
+        ("threads", c_int64),
+        ("output", c_void_p),
+        ("offset", c_void_p),
+        ("count", c_void_p),
+        ("capacity", c_int64),
+        ("saved_key", c_void_p),
+        ("saved_distance", c_void_p),
+    )
+
+
+class AttentionGradient(Structure):
+    _fields_ = (
+        ("output", View),
+        ("parts", c_int64),
+        *((name, c_void_p) for name in ("query", "key", "value", "eps", "scores", "log_mass")),
+    )
+
+
+class RowsProblem(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("keys", c_int64),
+        ("dtype", c_int64),
+        ("scores", c_void_p),
+        ("eps", c_void_p),
+        ("eps_stride", c_int64),
+        ("weights", c_void_p),
+        ("offset", c_void_p),
+        ("threads", c_int64),
+    )
+
+
+class RowsGradient(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("keys", c_int64),
+        ("dtype", c_int64),
+        ("weights", c_void_p),
+        ("gradient", c_void_p),
+        ("eps", c_double),
+        ("scores", c_void_p),
+        ("threads", c_int64),
+    )
+
+
+def view(tensor: Tensor | None) -> View:
+    """Up to four axes, missing ones last; no tensor is a view of nothing."""
+    if tensor is None:
+        return View()
+    strides = (*tensor.stride(), 0, 0, 0, 0)[:4]
+    return View(tensor.data_ptr(), _DTYPES.get(tensor.dtype, 0), (c_int64 * 4)(*strides))
+
+
+def code(dtype: torch.dtype) -> int:
+    """The native code's number for a precision."""
+    return _DTYPES[dtype]
+
+
+class Library:
+    """The loaded functions; a false return means that memory ran out."""
+
+    def __init__(self, path: Path) -> None:
+        native = ctypes.CDLL(str(path))
+        self._native = native
+        signatures = {
+            "attention": [POINTER(AttentionProblem)],
+            "attention_gradient": [POINTER(AttentionProblem), POINTER(AttentionGradient)],
+            "row_map": [POINTER(RowsProblem)],
+            "row_map_gradient": [POINTER(RowsGradient)],
+            "variant": [],
+            "choose": [ctypes.c_int],
+            "block": [],
+        }
+        for name, arguments in signatures.items():
+            function = getattr(native, f"fenchel_{name}")
+            function.argtypes, function.restype = arguments, ctypes.c_int
+        if native.fenchel_block() != BLOCK:
+            raise OSError(f"{path.name} is of another version; install fenchel again")
+
+    def call(self, name: str, *operands: Structure) -> None:
+        """Run one kernel. The interpreter's lock is released meanwhile."""
+        if not getattr(self._native, f"fenchel_{name}")(*map(ctypes.byref, operands)):
+            raise MemoryError(f"no memory for the scratch space of fenchel's {name}")
+
+    @property
+    def variant(self) -> str:
+        """The instruction set in use."""
+        return VARIANTS[self._native.fenchel_variant()]
+
+    def choose(self, variant: str) -> str:
+        """Use a lesser instruction set than the machine's best, to compare them."""
+        return VARIANTS[self._native.fenchel_choose(VARIANTS.index(variant))]
+
+
+def _load() -> Library | None:
+    paths = sorted(Path(__file__).parent.glob("_native*.so"))
+    return Library(paths[0]) if paths else None
+
+
+class _State:
+    """One place that says whether native code runs; tests switch it."""
+
+    library = _load()
+    enabled = os.environ.get("FENCHEL_NATIVE", "1") != "0"
+
+
+def native() -> Library | None:
+    """The library where it is built and not disabled."""
+    return _State.library if _State.enabled else None
+
+
+def describe() -> str:
+    """One line for `fenchel info`."""
+    if _State.library is None:
+        return "not built (no C++ compiler at installation): results are the same, slower"
+    if not _State.enabled:
+        return "disabled by FENCHEL_NATIVE=0: results are the same, slower"
+    return f"in use, {_State.library.variant} instructions"

@@ -1,0 +1,78 @@
+// The functions that Python calls, and the choice of instruction set at run time.
+#include <dlfcn.h>
+
+#include <thread>
+#include <vector>
+
+#include "parallel.h"
+#include "problem.h"
+
+#define FENCHEL_DECLARE(variant)                                                   \
+    namespace fenchel::variant {                                                   \
+    bool attention(const AttentionProblem&);                                       \
+    bool attention_gradient(const AttentionProblem&, const AttentionGradient&);    \
+    bool row_map(const RowsProblem&);                                              \
+    bool row_map_gradient(const RowsGradient&);                                    \
+    }
+
+FENCHEL_DECLARE(plain)
+#if defined(__x86_64__)
+FENCHEL_DECLARE(avx2)
+FENCHEL_DECLARE(avx512)
+#endif
+
+namespace fenchel {
+
+void on_threads(std::int64_t threads, void (*body)(void*), void* context) {
+    if (threads <= 1) return body(context);
+    using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+    static const auto parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    if (parallel) return parallel(body, context, unsigned(threads), 0);
+    std::vector<std::thread> others;
+    for (std::int64_t i = 1; i < threads; ++i) others.emplace_back(body, context);
+    body(context);
+    for (auto& other : others) other.join();
+}
+
+namespace {
+enum Variant { kPlain, kAvx2, kAvx512 };
+
+Variant best() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+        return kAvx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kAvx2;
+#endif
+    return kPlain;
+}
+const Variant supported = best();
+Variant chosen = supported;
+}  // namespace
+}  // namespace fenchel
+
+using namespace fenchel;
+
+#if defined(__x86_64__)
+#define FENCHEL_CALL(call) \
+    (chosen == kAvx512 ? avx512::call : chosen == kAvx2 ? avx2::call : plain::call)
+#else
+#define FENCHEL_CALL(call) plain::call
+#endif
+
+#define FENCHEL_EXPORT extern "C" __attribute__((visibility("default")))
+
+FENCHEL_EXPORT int fenchel_attention(const AttentionProblem* p) { return FENCHEL_CALL(attention(*p)); }
+FENCHEL_EXPORT int fenchel_attention_gradient(const AttentionProblem* p, const AttentionGradient* g) {
+    return FENCHEL_CALL(attention_gradient(*p, *g));
+}
+FENCHEL_EXPORT int fenchel_row_map(const RowsProblem* p) { return FENCHEL_CALL(row_map(*p)); }
+FENCHEL_EXPORT int fenchel_row_map_gradient(const RowsGradient* p) { return FENCHEL_CALL(row_map_gradient(*p)); }
+
+FENCHEL_EXPORT int fenchel_block() { return int(kBlock); }
+FENCHEL_EXPORT int fenchel_variant() { return int(chosen); }
+// A lesser variant than the machine's best, for tests; returns what is used from now on.
+FENCHEL_EXPORT int fenchel_choose(int variant) {
+    chosen = variant >= 0 && variant <= int(supported) ? Variant(variant) : supported;
+    return int(chosen);
+}

@@ -1,0 +1,142 @@
+// Forward: scores chunk by chunk, candidates row by row, then values gathered on the support alone.
+
+template <class T>
+struct Forward {
+    const AttentionProblem& p;
+    Scores<T> scores;
+    Rows<T> keys, values, queries;
+    Buffer<T> chunk, candidate_score, candidate_mass, weight, sum_of_values;
+    Buffer<std::int32_t> candidate_key;
+    std::int64_t room;  // candidates a row may have
+
+    explicit Forward(const AttentionProblem& problem)
+        : p(problem), scores(problem), room(padded(problem.keys, 16) + 64) {}
+
+    struct Row {
+        Family<T> family{1.0};
+        Candidates<T> found;
+        Offset<T> at;
+        T cut = -std::numeric_limits<T>::infinity();
+    };
+
+    // Queries start .. stop - 1 of one head; start is at a block's beginning.
+    void run(std::int64_t b, std::int64_t h, std::int64_t start, std::int64_t stop) {
+        const std::int64_t kv = h / (p.heads / p.kv_heads);
+        const std::int64_t visible = scores.visible(b, h, stop);
+        keys.take(p.key, b, kv, 0, visible, p.dim, T(1));
+        scores.panels.pack(keys.data, keys.ld, visible, p.dim);
+        values.take(p.value, b, kv, 0, visible, p.value_dim, T(1));
+        for (std::int64_t first = start; first < stop; first += kBlock)
+            block(b, h, first, first + kBlock < stop ? first + kBlock : stop, visible);
+    }
+
+    void block(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t stop, std::int64_t visible) {
+        const std::int64_t rows = stop - first;
+        queries.take(p.query, b, h, first, rows, p.dim, T(p.scale));
+        Row row[kBlock];
+        for (std::int64_t i = 0; i < rows; ++i) prepare(row[i], b, h, first + i, i);
+        T* s = chunk.reserve(kBlock * kChunk);
+        const std::int64_t last = scores.limit(stop - 1) < visible ? scores.limit(stop - 1) : visible;
+        for (std::int64_t from = 0; from < last; from += kChunk) {
+            const std::int64_t to = from + kChunk < last ? from + kChunk : last;
+            scores.panels.scores(rows, queries.data, queries.ld, from, to, s, kChunk);
+            for (std::int64_t i = 0; i < rows; ++i) {
+                const std::int64_t end = scores.limit(first + i) < to ? scores.limit(first + i) : to;
+                if (end > from) collect(row[i], s + i * kChunk, b, h, first + i, from, end);
+            }
+        }
+        finish(row, b, h, first, rows);
+    }
+
+    void prepare(Row& row, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t i) {
+        row.family = Family<T>(static_cast<const double*>(p.eps.data)[p.eps.at(b, h, query)]);
+        row.found.score = candidate_score.reserve(kBlock * room) + i * room;
+        row.found.key = candidate_key.reserve(kBlock * room) + i * room;
+        row.found.mass = p.mass.data ? candidate_mass.reserve(kBlock * room) + i * room : nullptr;
+    }
+
+    void collect(Row& row, T* s, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t from,
+                 std::int64_t end) {
+        constexpr int W = Lanes<T>::W;
+        if (!scores.plain()) scores.finish(s, b, h, query, from, end);
+        const std::int64_t n = end - from;
+        for (std::int64_t j = n; j < padded(n, W); ++j) s[j] = -std::numeric_limits<T>::infinity();
+        Candidates<T>& c = row.found;
+        if (c.count == 0 && !c.mass) row.cut = first_cut(row, s, n);
+        const std::int64_t before = c.count;
+        const Vec<T> cut = fill<T>(row.cut);
+        for (std::int64_t j = 0; j < n; j += W) {
+            const Vec<T> v = load<T>(s + j);
+            const unsigned bits = above<T>(v, cut);
+            if (bits)
+                c.count += append<T>(bits, v, std::int32_t(from + j), c.score + c.count, c.key + c.count);
+        }
+        if (c.mass)
+            for (std::int64_t i = before; i < c.count; ++i) c.mass[i] = scores.mass(b, h, query, c.key[i]);
+        if (c.count > 2 * c.tightened + 64) row.cut = tighten(row.family, c, row.at, false);
+    }
+
+    // The largest score alone already says which keys cannot matter.
+    T first_cut(const Row& row, const T* s, std::int64_t n) const {
+        if (row.family.kind == Kind::softmax) return -std::numeric_limits<T>::infinity();
+        Vec<T> best = load<T>(s);
+        for (std::int64_t j = Lanes<T>::W; j < n; j += Lanes<T>::W) {
+            const Vec<T> v = load<T>(s + j);
+            best = v > best ? v : best;
+        }
+        const T top = largest<T>(best);
+        if (!(top > -std::numeric_limits<T>::infinity())) return -std::numeric_limits<T>::infinity();
+        return cut_below(row.family, Offset<T>{top, -row.family.room(1), true});
+    }
+
+    void finish(Row* row, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t rows) {
+        const std::int64_t blocks = (p.queries + kBlock - 1) / kBlock;
+        const std::int64_t pool = ((b * p.heads + h) * blocks + first / kBlock) * p.capacity;
+        std::int64_t saved = 0;
+        for (std::int64_t i = 0; i < rows; ++i) {
+            const std::int64_t number = (b * p.heads + h) * p.queries + first + i;
+            support(row[i]);
+            const Candidates<T>& c = row[i].found;
+            p.offset[2 * number] = double(row[i].at.centre);
+            p.offset[2 * number + 1] = c.count ? row[i].at.rest : HUGE_VAL;
+            p.count[number] = std::int32_t(c.count);
+            if (p.capacity && saved + c.count <= p.capacity) {
+                std::memcpy(p.saved_key + pool + saved, c.key, c.count * sizeof(std::int32_t));
+                std::memcpy(static_cast<T*>(p.saved_distance) + pool + saved, c.score, c.count * sizeof(T));
+            }
+            saved += c.count;
+            expect(row[i], b, h, first + i, number);
+        }
+    }
+
+    // Solve, then keep the keys that carry weight; their scores become distances from the offset.
+    void support(Row& row) {
+        constexpr int W = Lanes<T>::W;
+        Candidates<T>& c = row.found;
+        tighten(row.family, c, row.at, true);
+        if (c.count == 0 || !(row.at.rest == row.at.rest)) return;
+        const T centre = row.at.centre, high = row.at.high(), low = row.at.low();
+        for (std::int64_t i = 0; i < c.count; i += W)
+            store<T>(c.score + i, ((load<T>(c.score + i) - centre) - high) - low);
+        const double reach = row.family.kind == Kind::softmax ? HUGE_VAL : row.family.reach();
+        c.count = keep_above(c, T(-reach));
+        c.pad();
+    }
+
+    void expect(const Row& row, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t number) {
+        const std::int64_t wide = padded(p.value_dim, kColumns<T>);
+        T* out = sum_of_values.reserve(wide);
+        const Candidates<T>& c = row.found;
+        if (c.count && !(row.at.rest == row.at.rest)) {
+            for (std::int64_t j = 0; j < wide; ++j) out[j] = std::numeric_limits<T>::quiet_NaN();
+        } else {
+            T* w = weight.reserve(room);
+            weights(row.family, c, w);
+            const Dropout dropout(p, b, h, query);
+            if (dropout.active())
+                for (std::int64_t i = 0; i < c.count; ++i) w[i] *= dropout.operator()<T>(c.key[i]);
+            gather(c.count, w, c.key, values, wide, out);
+        }
+        write_row<T>(p.output, p.query.dtype, number * p.value_dim, p.value_dim, out);
+    }
+};

@@ -1,0 +1,39 @@
+// Tasks shared among threads. Which thread takes which task changes no result.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+namespace fenchel {
+
+// Runs body(context, worker) on up to `threads` threads, in the pool of the OpenMP library that the
+// process already uses (so that its sleeping or spinning workers are ours too), or on new threads.
+void on_threads(std::int64_t threads, void (*body)(void*), void* context);
+
+// Returns false if memory ran out.
+template <class Worker, class Make, class Run>
+bool share(std::int64_t tasks, std::int64_t threads, Make make, Run run) {
+    struct Context {
+        std::atomic<std::int64_t> next{0};
+        std::atomic<bool> failed{false};
+        std::int64_t tasks;
+        Make* make;
+        Run* run;
+    } context;
+    context.tasks = tasks;
+    context.make = &make;
+    context.run = &run;
+    auto body = [](void* raw) {
+        auto& c = *static_cast<Context*>(raw);
+        try {
+            if (c.next.load() >= c.tasks) return;
+            Worker worker((*c.make)());
+            for (std::int64_t t; (t = c.next.fetch_add(1)) < c.tasks;) (*c.run)(worker, t);
+        } catch (...) {  // only bad_alloc can be thrown; an exception must not cross a thread
+            c.failed = true;
+        }
+    };
+    on_threads(threads < tasks ? threads : tasks, body, &context);
+    return !context.failed;
+}
+
+}  // namespace fenchel

@@ -1,0 +1,77 @@
+// What Python hands over: plain numbers and pointers, no type of torch. The layout is repeated, field
+// by field, in `library.py`.
+#pragma once
+#include <cstdint>
+
+namespace fenchel {
+
+enum Dtype : std::int64_t { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
+
+// A view (batch, head, row, column); strides count elements and are zero along broadcast axes.
+struct View {
+    void* data;
+    std::int64_t dtype;
+    std::int64_t stride[4];
+
+    std::int64_t at(std::int64_t b, std::int64_t h, std::int64_t row) const {
+        return b * stride[0] + h * stride[1] + row * stride[2];
+    }
+};
+
+struct AttentionProblem {
+    std::int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
+    View query, key, value;
+    View mask;  // bytes, one = attend; data null where absent, as below
+    View bias;  // added to the scores
+    View mass;  // base measure, or its logarithm
+    View eps;   // float64, alpha - 1 of each row; column stride unused
+    std::int64_t mass_is_log;
+    double scale, bias_scale;
+    std::int64_t causal, first;  // position of the first query: query i sees keys 0 .. first + i
+    double dropout;
+    std::int64_t seed, queries_in_all;  // of the dropout's hash
+    std::int64_t threads;
+
+    // Results, contiguous. `saved` is absent where no derivative will be asked for.
+    void* output;        // (batch, head, query, value_dim), dtype of the query
+    double* offset;      // (batch, head, query, 2): centre and rest
+    std::int32_t* count; // (batch, head, query): keys in the support
+    std::int64_t capacity;     // entries a block of rows may save
+    std::int32_t* saved_key;   // (batch, head, block, capacity)
+    void* saved_distance;      // likewise, in the precision of the computation
+};
+
+struct AttentionGradient {
+    View output;     // the incoming gradient, (batch, head, query, value_dim)
+    std::int64_t parts;  // partial sums over blocks of queries, fixed by the shape
+    void* query;     // (batch, head, query, dim), in the precision of the computation, as all below
+    void* key;       // (parts, batch, kv_head, key, dim)
+    void* value;     // (parts, batch, kv_head, key, value_dim)
+    double* eps;     // (batch, head, query) or null
+    void* scores;    // (batch, head, query, key), zeros on entry, or null
+    void* log_mass;  // likewise
+};
+
+struct RowsProblem {
+    std::int64_t rows, keys, dtype;
+    const void* scores;  // (rows, keys), contiguous
+    const double* eps;   // (rows) or one
+    std::int64_t eps_stride;
+    void* weights;       // (rows, keys)
+    double* offset;      // (rows, 2)
+    std::int64_t threads;
+};
+
+struct RowsGradient {
+    std::int64_t rows, keys, dtype;
+    const void* weights;
+    const void* gradient;
+    double eps;
+    void* scores;
+    std::int64_t threads;
+};
+
+constexpr std::int64_t kBlock = 48;  // rows of queries handled together
+constexpr std::int64_t kChunk = 512; // keys scored at once
+
+}  // namespace fenchel

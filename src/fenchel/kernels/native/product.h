@@ -1,0 +1,86 @@
+// The matrix product everything rests on: C (+)= A B on register tiles.
+
+template <class T>
+constexpr int kColumns = 2 * Lanes<T>::W;  // of a register tile
+constexpr int kRows = 6;
+
+// C[i][j] (+)= sum_k A[i * a_row + k * a_col] * B[k * b_row + j], i < R, j < kColumns.
+template <class T, int R>
+inline void tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_col, const T* b,
+                 std::int64_t b_row, T* c, std::int64_t c_row, bool add) {
+    constexpr int W = Lanes<T>::W;
+    Vec<T> left[R], right[R];
+    for (int i = 0; i < R; ++i) left[i] = right[i] = Vec<T>{};
+    for (std::int64_t k = 0; k < depth; ++k) {
+        const Vec<T> b0 = load<T>(b), b1 = load<T>(b + W);
+        for (int i = 0; i < R; ++i) {
+            const T x = a[i * a_row];
+            left[i] += x * b0;
+            right[i] += x * b1;
+        }
+        a += a_col;
+        b += b_row;
+    }
+    for (int i = 0; i < R; ++i, c += c_row) {
+        store<T>(c, add ? load<T>(c) + left[i] : left[i]);
+        store<T>(c + W, add ? load<T>(c + W) + right[i] : right[i]);
+    }
+}
+
+// Any number of rows; the order of the sums over k does not depend on how rows are grouped.
+template <class T>
+inline void strip(std::int64_t rows, std::int64_t depth, const T* a, std::int64_t a_row,
+                  std::int64_t a_col, const T* b, std::int64_t b_row, T* c, std::int64_t c_row,
+                  bool add) {
+    std::int64_t i = 0;
+    for (; i + kRows <= rows; i += kRows)
+        tile<T, kRows>(depth, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+    a += i * a_row;
+    c += i * c_row;
+    switch (rows - i) {
+        case 5: return tile<T, 5>(depth, a, a_row, a_col, b, b_row, c, c_row, add);
+        case 4: return tile<T, 4>(depth, a, a_row, a_col, b, b_row, c, c_row, add);
+        case 3: return tile<T, 3>(depth, a, a_row, a_col, b, b_row, c, c_row, add);
+        case 2: return tile<T, 2>(depth, a, a_row, a_col, b, b_row, c, c_row, add);
+        case 1: return tile<T, 1>(depth, a, a_row, a_col, b, b_row, c, c_row, add);
+        default: return;
+    }
+}
+
+// B with its columns padded to whole tiles.
+template <class T>
+inline void product(std::int64_t rows, std::int64_t columns, std::int64_t depth, const T* a,
+                    std::int64_t a_row, std::int64_t a_col, const T* b, std::int64_t b_row, T* c,
+                    std::int64_t c_row, bool add) {
+    for (std::int64_t j = 0; j < columns; j += kColumns<T>)
+        strip<T>(rows, depth, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
+}
+
+// Keys in panels [panel][component][kColumns], so that scores read them in order.
+template <class T>
+struct Panels {
+    Buffer<T> data;
+    std::int64_t dim = 0;
+
+    void pack(const T* rows, std::int64_t ld, std::int64_t keys, std::int64_t d) {
+        constexpr std::int64_t P = kColumns<T>;
+        dim = d;
+        const std::int64_t panels = (keys + P - 1) / P;
+        data.reserve(panels * P * d);
+        for (std::int64_t p = 0; p < panels; ++p) {
+            T* to = data.get() + p * P * d;
+            const std::int64_t live = keys - p * P < P ? keys - p * P : P;
+            for (std::int64_t k = 0; k < d; ++k) {
+                for (std::int64_t j = 0; j < live; ++j) to[k * P + j] = rows[(p * P + j) * ld + k];
+                for (std::int64_t j = live; j < P; ++j) to[k * P + j] = 0;
+            }
+        }
+    }
+    // c[rows][from .. to) = a . keys, with `from` at the start of a panel
+    void scores(std::int64_t rows, const T* a, std::int64_t lda, std::int64_t from, std::int64_t to,
+                T* c, std::int64_t ldc) const {
+        constexpr std::int64_t P = kColumns<T>;
+        for (std::int64_t j = from; j < to; j += P)
+            strip<T>(rows, dim, a, lda, 1, data.get() + j * dim, P, c + (j - from), ldc, false);
+    }
+};

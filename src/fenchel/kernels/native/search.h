@@ -1,0 +1,221 @@
+// The offset (or threshold) of one row, from the few keys that can carry mass.
+
+template <class T>
+struct Candidates {
+    T* score;           // padded with -inf to whole vectors
+    std::int32_t* key;
+    T* mass;            // null: all ones
+    std::int64_t count = 0;
+    std::int64_t tightened = 0;  // count after the last tightening
+
+    void pad() {
+        for (int i = 0; i < Lanes<T>::W; ++i) {
+            score[count + i] = -std::numeric_limits<T>::infinity();
+            if (mass) mass[count + i] = 0;
+        }
+    }
+};
+
+// offset = centre + rest; the centre is a score, so that s - centre is exact next to it.
+template <class T>
+struct Offset {
+    T centre = 0;
+    double rest = 0;
+    bool known = false;
+
+    T high() const { return T(rest); }
+    T low() const { return T(rest - double(high())); }
+    double value() const { return double(centre) + rest; }
+};
+
+struct Sums {
+    double mass = 0, slope = 0;  // sum p, sum r
+};
+
+template <class T, Kind K>
+inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T>& at) {
+    constexpr int W = Lanes<T>::W;
+    const Vec<T> centre = fill<T>(at.centre), high = fill<T>(at.high()), low = fill<T>(at.low());
+    Sums total;
+    for (std::int64_t start = 0; start < c.count; start += 32 * W) {
+        Vec<T> mass{}, slope{};  // short sums in T, long ones in double
+        const std::int64_t stop = start + 32 * W < c.count ? start + 32 * W : c.count;
+        for (std::int64_t i = start; i < stop; i += W) {
+            Vec<T> p, r;
+            weigh<T, K>(family, ((load<T>(c.score + i) - centre) - high) - low, p, r);
+            if (c.mass) {
+                const Vec<T> m = load<T>(c.mass + i);
+                p *= m;
+                r *= m;
+            }
+            mass += p;
+            slope += r;
+        }
+        total.mass += sum<T>(mass);
+        total.slope += sum<T>(slope);
+    }
+    return total;
+}
+
+template <class T>
+inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T>& at) {
+    return by_kind(family, [&](auto kind) { return sums<T, decltype(kind)::value>(family, c, at); });
+}
+
+// The best lower bound that one key alone gives; the key becomes the centre.
+template <class T>
+inline void bound_below(const Family<T>& family, const Candidates<T>& c, Offset<T>& at) {
+    if (!c.mass) {
+        Vec<T> best = load<T>(c.score);
+        for (std::int64_t i = Lanes<T>::W; i < c.count; i += Lanes<T>::W) {
+            const Vec<T> s = load<T>(c.score + i);
+            best = s > best ? s : best;
+        }
+        const T top = largest<T>(best);
+        const double room = family.room(1);
+        const double rest = at.known ? at.rest + (double(at.centre) - double(top)) : -room;
+        at = {top, rest > -room ? rest : -room, true};
+        return;
+    }
+    for (std::int64_t i = c.tightened; i < c.count; ++i) {  // the others were asked before
+        const double room = family.room(double(c.mass[i]));
+        const double rest = double(c.score[i]) - double(at.centre) - room;
+        if (!at.known || rest > at.rest) at = {c.score[i], -room, true};
+    }
+}
+
+// Newton on the norm (sum nu y^(1/eps))^eps, which is convex in the offset for eps <= 1: from the
+// left every step stays left of the root. As eps goes to 0 it becomes log sum exp, solved at once.
+template <class T>
+inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& at, int steps) {
+    const double tolerance = 4 * double(std::numeric_limits<T>::epsilon());
+    for (int k = 0; k < steps; ++k) {
+        const Sums now = sums(family, c, at);
+        if (!(now.slope > 0)) {  // NaN
+            at.rest = std::numeric_limits<double>::quiet_NaN();
+            return;
+        }
+        const double log_mass = std::log(now.mass);
+        const double gain = family.eps > 0 ? -std::expm1(-family.eps * log_mass) / family.eps : log_mass;
+        const double step = now.mass * gain / now.slope;
+        at.rest += step;
+        if (!(std::fabs(step) > tolerance * (std::fabs(at.rest) + tolerance))) return;
+    }
+}
+
+// For eps > 1 the sum has vertical tangents: Newton inside a bracket, in double.
+template <class T>
+inline void bracketed(const Family<T>& family, const Candidates<T>& c, Offset<T>& at) {
+    double total = 0, top = -HUGE_VAL;
+    for (std::int64_t i = 0; i < c.count; ++i) {
+        const double s = double(c.score[i]) - double(at.centre);
+        total += c.mass ? double(c.mass[i]) : 1;
+        top = s > top ? s : top;
+        if (!(s < HUGE_VAL)) {
+            at.rest = std::numeric_limits<double>::quiet_NaN();
+            return;
+        }
+    }
+    const double power = 1 / family.eps;
+    double low = at.rest, high = top - family.room(total), t = low;
+    for (int k = 0; k < 200; ++k) {
+        double mass = 0, slope = 0;
+        for (std::int64_t i = 0; i < c.count; ++i) {
+            const double y = family.eps * (double(c.score[i]) - double(at.centre) - t);
+            if (!(y > 0)) continue;
+            const double p = std::pow(y, power) * (c.mass ? double(c.mass[i]) : 1);
+            mass += p;
+            slope += p / y;
+        }
+        (mass >= 1 ? low : high) = t;
+        double next = t + (mass - 1) / slope;
+        if (!(next > low && next < high)) next = low + (high - low) / 2;
+        if (next == t || next <= low || next >= high) break;
+        t = next;
+    }
+    at.rest = t;
+}
+
+template <class T>
+inline std::int64_t keep_above(Candidates<T>& c, T cut) {
+    constexpr int W = Lanes<T>::W;
+    const Vec<T> limit = fill<T>(cut);
+    std::int64_t kept = 0;
+    if (c.mass) {
+        for (std::int64_t i = 0; i < c.count; ++i)
+            if (!(c.score[i] <= cut)) {
+                c.score[kept] = c.score[i];
+                c.key[kept] = c.key[i];
+                c.mass[kept++] = c.mass[i];
+            }
+        return kept;
+    }
+    for (std::int64_t i = 0; i < c.count; i += W) {
+        const Vec<T> s = load<T>(c.score + i);
+        const unsigned bits = above<T>(s, limit);
+        if (!bits) continue;
+        if (kept == i && bits == (1u << W) - 1) {
+            kept += W;
+            continue;
+        }
+        std::int32_t from[W];
+        std::memcpy(from, c.key + i, sizeof from);
+        T lane[W];
+        store<T>(lane, s);
+        for (unsigned rest = bits; rest; rest &= rest - 1) {
+            const int lane_number = __builtin_ctz(rest);
+            c.score[kept] = lane[lane_number];
+            c.key[kept++] = from[lane_number];
+        }
+    }
+    return kept;
+}
+
+// A score at or below which no key can carry mass, whatever keys are still to come: adding keys only
+// raises the offset. A few ulps are left for rounding.
+template <class T>
+inline T cut_below(const Family<T>& family, const Offset<T>& at) {
+    const double exact = at.value() - family.reach();
+    if (!(exact == exact)) return -std::numeric_limits<T>::infinity();
+    const double ulp = double(std::numeric_limits<T>::epsilon());
+    return T(exact - 8 * ulp * (std::fabs(double(at.centre)) + std::fabs(at.rest) + std::fabs(exact)));
+}
+
+// A NaN or +inf among the candidates: the row has no answer.
+template <class T>
+inline bool broken(const Candidates<T>& c) {
+    const Vec<T> limit = fill<T>(std::numeric_limits<T>::max());
+    unsigned bits = 0;
+    for (std::int64_t i = 0; i < c.count; i += Lanes<T>::W)
+        bits |= above<T>(load<T>(c.score + i), limit);
+    return bits != 0;
+}
+
+// Raise the lower bound on the offset and drop the keys below its reach. Returns the new cut.
+template <class T>
+inline T tighten(const Family<T>& family, Candidates<T>& c, Offset<T>& at, bool finish) {
+    if (c.count == 0) return -std::numeric_limits<T>::infinity();
+    c.pad();
+    if (finish && broken(c)) {
+        at.rest = std::numeric_limits<double>::quiet_NaN();
+        return -std::numeric_limits<T>::infinity();
+    }
+    bound_below(family, c, at);
+    if (family.kind == Kind::softmax) {
+        if (finish) newton(family, c, at, 60);
+        c.tightened = c.count;
+        return -std::numeric_limits<T>::infinity();
+    }
+    c.count = keep_above(c, cut_below(family, at));
+    c.pad();
+    if (family.steep())
+        bracketed(family, c, at);
+    else
+        newton(family, c, at, finish ? 60 : 2);
+    const T cut = cut_below(family, at);
+    if (!finish) {
+        c.count = keep_above(c, cut);
+        c.tightened = c.count;
+    }
+    return cut;
+}

@@ -1,0 +1,100 @@
+// All kernels for one instruction set. Compiled once for each, with FENCHEL_VARIANT and the flags of
+// that set; nothing here may be shared with another variant.
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <type_traits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "parallel.h"
+#include "problem.h"
+
+#if defined(__AVX512F__)
+#define FENCHEL_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define FENCHEL_VECTOR_BYTES 32
+#else
+#define FENCHEL_VECTOR_BYTES 16
+#endif
+
+namespace fenchel {
+namespace FENCHEL_VARIANT {
+
+#include "buffer.h"
+#include "vectors.h"
+#include "product.h"
+#include "family.h"
+#include "operands.h"
+#include "search.h"
+#include "scores.h"
+#include "gather.h"
+#include "forward.h"
+#include "backward.h"
+#include "rows.h"
+
+template <class T>
+bool forward(const AttentionProblem& p) {
+    // Parts of a head are whole blocks; packing its keys again for each part must stay cheap.
+    const std::int64_t blocks = (p.queries + kBlock - 1) / kBlock, heads = p.batch * p.heads;
+    const std::int64_t wanted = (64 + heads - 1) / heads, most = (blocks + 3) / 4;
+    const std::int64_t parts = wanted < most ? wanted : most;
+    return share<Forward<T>>(
+        heads * parts, p.threads, [&]() -> const AttentionProblem& { return p; },
+        [&](Forward<T>& worker, std::int64_t task) {
+            const std::int64_t head = task / parts, part = task % parts;
+            const std::int64_t start = blocks * part / parts * kBlock;
+            const std::int64_t stop = blocks * (part + 1) / parts * kBlock;
+            worker.run(head / p.heads, head % p.heads, start, stop < p.queries ? stop : p.queries);
+        });
+}
+
+template <class T>
+struct BackwardWorker : Backward<T> {
+    using Pair = struct { const AttentionProblem* p; const AttentionGradient* g; };
+    explicit BackwardWorker(Pair pair) : Backward<T>(*pair.p, *pair.g) {}
+};
+
+template <class T>
+bool backward(const AttentionProblem& p, const AttentionGradient& g) {
+    using Worker = BackwardWorker<T>;
+    return share<Worker>(
+        p.batch * p.kv_heads * g.parts, p.threads, [&] { return typename Worker::Pair{&p, &g}; },
+        [&](Worker& worker, std::int64_t task) {
+            const std::int64_t head = task / g.parts;
+            worker.run(head / p.kv_heads, head % p.kv_heads, task % g.parts);
+        });
+}
+
+constexpr std::int64_t kRowsATask = 16;
+
+template <template <class> class Map, class T, class P>
+bool rows(const P& p) {
+    return share<Map<T>>(
+        (p.rows + kRowsATask - 1) / kRowsATask, p.threads, [&]() -> const P& { return p; },
+        [&](Map<T>& worker, std::int64_t task) {
+            const std::int64_t stop = (task + 1) * kRowsATask < p.rows ? (task + 1) * kRowsATask : p.rows;
+            for (std::int64_t row = task * kRowsATask; row < stop; ++row) worker.run(row);
+        });
+}
+
+bool attention(const AttentionProblem& p) {
+    return p.query.dtype == kFloat64 ? forward<double>(p) : forward<float>(p);
+}
+bool attention_gradient(const AttentionProblem& p, const AttentionGradient& g) {
+    return p.query.dtype == kFloat64 ? backward<double>(p, g) : backward<float>(p, g);
+}
+bool row_map(const RowsProblem& p) {
+    return p.dtype == kFloat64 ? rows<RowMap, double>(p) : rows<RowMap, float>(p);
+}
+bool row_map_gradient(const RowsGradient& p) {
+    return p.dtype == kFloat64 ? rows<RowMapGradient, double>(p) : rows<RowMapGradient, float>(p);
+}
+
+}  // namespace FENCHEL_VARIANT
+}  // namespace fenchel

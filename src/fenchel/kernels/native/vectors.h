@@ -1,0 +1,175 @@
+// Vectors of the machine in the compilers' own notation, and the few operations that it lacks.
+// Included once for each instruction set, inside a namespace of its own.
+
+template <class T>
+struct Lanes {
+    static constexpr int W = FENCHEL_VECTOR_BYTES / sizeof(T);
+    typedef T type __attribute__((vector_size(FENCHEL_VECTOR_BYTES)));
+    typedef T loose __attribute__((vector_size(FENCHEL_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+    using Whole = typename std::conditional<sizeof(T) == 4, std::int32_t, std::int64_t>::type;
+    typedef Whole mask __attribute__((vector_size(FENCHEL_VECTOR_BYTES)));
+};
+template <class T>
+using Vec = typename Lanes<T>::type;
+template <class T>
+using Mask = typename Lanes<T>::mask;
+
+template <class T>
+inline Vec<T> load(const T* p) {
+    return *reinterpret_cast<const typename Lanes<T>::loose*>(p);
+}
+template <class T>
+inline void store(T* p, Vec<T> v) {
+    *reinterpret_cast<typename Lanes<T>::loose*>(p) = v;
+}
+template <class T>
+inline Vec<T> fill(T x) {
+    return Vec<T>{} + x;
+}
+template <class T>
+inline Vec<T> pick(Mask<T> m, Vec<T> yes, Vec<T> no) {
+    return m ? yes : no;
+}
+template <class T>
+inline Vec<T> at_least(Vec<T> v, T low) {
+    const Vec<T> floor = fill<T>(low);
+    return v > floor ? v : floor;
+}
+
+// In a fixed tree, so that the same numbers give the same bits.
+template <class T>
+inline T sum(Vec<T> v) {
+    constexpr int W = Lanes<T>::W;
+    T part[W];
+    store<T>(part, v);
+    for (int step = W / 2; step > 0; step /= 2)
+        for (int i = 0; i < step; ++i) part[i] += part[i + step];
+    return part[0];
+}
+template <class T>
+inline T largest(Vec<T> v) {
+    constexpr int W = Lanes<T>::W;
+    T best = v[0];
+    for (int i = 1; i < W; ++i) best = v[i] > best ? v[i] : best;
+    return best;
+}
+
+// One bit for each lane that is not <= cut; NaN counts, so that it is noticed later.
+template <class T>
+inline unsigned above(Vec<T> v, Vec<T> cut) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_cmp_ps_mask((__m512)v, (__m512)cut, _CMP_NLE_UQ);
+    else
+        return _mm512_cmp_pd_mask((__m512d)v, (__m512d)cut, _CMP_NLE_UQ);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4)
+        return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, (__m256)cut, _CMP_NLE_UQ));
+    else
+        return _mm256_movemask_pd(_mm256_cmp_pd((__m256d)v, (__m256d)cut, _CMP_NLE_UQ));
+#else
+    const Mask<T> within = v <= cut;
+    unsigned bits = 0;
+    for (int i = 0; i < Lanes<T>::W; ++i) bits |= (within[i] ? 0u : 1u) << i;
+    return bits;
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// For each byte of bits: the lanes that are set, first to last.
+struct Squeeze {
+    alignas(32) std::int32_t lane[256][8];
+    Squeeze() {
+        for (int bits = 0; bits < 256; ++bits) {
+            int n = 0;
+            for (int i = 0; i < 8; ++i) lane[bits][i] = 0;
+            for (int i = 0; i < 8; ++i)
+                if (bits >> i & 1) lane[bits][n++] = i;
+        }
+    }
+};
+static const Squeeze kSqueeze;
+#endif
+
+// Append the chosen lanes and their positions; writes up to W entries past the end.
+template <class T>
+inline int append(unsigned bits, Vec<T> v, std::int32_t first, T* values, std::int32_t* keys) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        _mm512_storeu_ps(values, _mm512_maskz_compress_ps((__mmask16)bits, (__m512)v));
+        _mm512_storeu_si512(keys, _mm512_maskz_compress_epi32(
+                                      (__mmask16)bits, _mm512_add_epi32(iota, _mm512_set1_epi32(first))));
+        return __builtin_popcount(bits);
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) {
+        const __m256i lanes = _mm256_load_si256((const __m256i*)kSqueeze.lane[bits]);
+        _mm256_storeu_ps(values, _mm256_permutevar8x32_ps((__m256)v, lanes));
+        _mm256_storeu_si256((__m256i*)keys, _mm256_add_epi32(lanes, _mm256_set1_epi32(first)));
+        return __builtin_popcount(bits);
+    }
+#endif
+    T lane[Lanes<T>::W];
+    store<T>(lane, v);
+    int n = 0;
+    for (unsigned rest = bits; rest; rest &= rest - 1) {
+        const int i = __builtin_ctz(rest);
+        values[n] = lane[i];
+        keys[n++] = first + i;
+    }
+    return n;
+}
+
+// Exponential and logarithm: polynomials of Cephes (Moshier) for float, the library's for double.
+inline Vec<float> exponential(Vec<float> x) {
+    using I = Mask<float>;
+    x = at_least<float>(x, -87.3f);
+    x = x < fill<float>(88.3f) ? x : fill<float>(88.3f);
+    const Vec<float> shifted = x * 1.44269504f + 12582912.0f;  // rounds to a whole number
+    const I exponent = ((I)shifted - (I)fill<float>(12582912.0f)) << 23;
+    const Vec<float> whole = shifted - 12582912.0f;
+    const Vec<float> r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    Vec<float> y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = (y * r * r + r) + 1.0f;
+    return (Vec<float>)((I)y + exponent);
+}
+// Of positive, normal numbers.
+inline Vec<float> logarithm(Vec<float> x) {
+    using I = Mask<float>;
+    I exponent = (((I)x >> 23) & 255) - 126;
+    Vec<float> m = (Vec<float>)(((I)x & 0x007FFFFF) | 0x3F000000);  // in [1/2, 1)
+    const I small = m < fill<float>(0.707106781f);
+    exponent += small;  // a mask is -1
+    m = (small ? m + m : m) - 1.0f;
+    const Vec<float> e = __builtin_convertvector(exponent, Vec<float>);
+    const Vec<float> z = m * m;
+    Vec<float> y = m * 7.0376836292e-2f - 1.1514610310e-1f;
+    y = y * m + 1.1676998740e-1f;
+    y = y * m - 1.2420140846e-1f;
+    y = y * m + 1.4249322787e-1f;
+    y = y * m - 1.6668057665e-1f;
+    y = y * m + 2.0000714765e-1f;
+    y = y * m - 2.4999993993e-1f;
+    y = y * m + 3.3333331174e-1f;
+    y = y * m * z + e * -2.12194440e-4f - 0.5f * z;
+    return (m + y) + e * 0.693359375f;
+}
+inline Vec<double> exponential(Vec<double> x) {
+    for (int i = 0; i < Lanes<double>::W; ++i) x[i] = std::exp(x[i]);
+    return x;
+}
+inline Vec<double> logarithm(Vec<double> x) {
+    for (int i = 0; i < Lanes<double>::W; ++i) x[i] = std::log(x[i]);
+    return x;
+}
+// log(1 + z) for z > -1: the digits that 1 + z drops are put back.
+template <class T>
+inline Vec<T> logarithm_one_plus(Vec<T> z) {
+    const Vec<T> w = z + T(1);
+    return logarithm(w) + (z - (w - T(1))) / w;
+}

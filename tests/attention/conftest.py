@@ -1,0 +1,23 @@
+"""Which kernels run underneath: every test of a module that uses `kernels` goes through each."""
+
+import sys
+
+import pytest
+
+
+@pytest.fixture(params=["torch"])
+def kernels(request, monkeypatch):
+    """The name of the path. Add "native" to the params to put every test through both."""
+    library = sys.modules.get("fenchel.kernels.library")
+    if library is not None:
+        monkeypatch.setattr(library._State, "enabled", request.param == "native")
+        if request.param == "native" and library.native() is None:
+            pytest.skip("the native library is not built")
+    return request.param
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """A function that sets how many scores a tile holds; it has sixteen rows at least."""
+    module = sys.modules["fenchel.attention.tiled"]  # fenchel.attention itself is the function
+    return lambda size: monkeypatch.setattr(module, "TILE", size)
