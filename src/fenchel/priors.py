@@ -313,8 +313,16 @@ def resolve(base: Tensor | Prior | None, shape: torch.Size, like: Tensor) -> Bas
     """The measure over keys (last axis) for scores of `shape`; dtype and device of `like`."""
     if base is None:
         return Base(torch.ones((), dtype=torch.bool, device=like.device).expand(shape))
+    check_base(base)
     if isinstance(base, Prior):
         return _from_prior(base, shape, like)
+    return _from_tensor(base, shape, like)
+
+
+def check_base(base: object) -> None:
+    """Refuse what is neither a measure nor makes one."""
+    if base is None or isinstance(base, Prior):
+        return
     if not isinstance(base, Tensor):
         made = (
             f"call it: {base.__name__}(...)" if isinstance(base, type) else "use torch.tensor(...)"
@@ -322,7 +330,8 @@ def resolve(base: Tensor | Prior | None, shape: torch.Size, like: Tensor) -> Bas
         raise TypeError(
             f"base must be a tensor or a fenchel prior, got {type(base).__name__}; {made}"
         )
-    return _from_tensor(base, shape, like)
+    if base.is_complex():
+        raise TypeError("base must be real and non-negative, got complex numbers")
 
 
 def _from_prior(prior: Prior, shape: torch.Size, like: Tensor) -> Base:
@@ -338,8 +347,6 @@ def _from_prior(prior: Prior, shape: torch.Size, like: Tensor) -> Base:
 
 
 def _from_tensor(base: Tensor, shape: torch.Size, like: Tensor) -> Base:
-    if base.is_complex():
-        raise TypeError("base must be real and non-negative, got complex numbers")
     if base.device != like.device:
         raise ValueError(
             f"base is on {base.device} and the scores on {like.device}; move one of them"

@@ -29,6 +29,8 @@ def additive(query: Tensor, key: Tensor, direction: Tensor) -> Tensor:
 
 def negative_squared_distance(query: Tensor, key: Tensor, scale: float = 0.5) -> Tensor:
     """-scale * |q - k|^2: softmax of it is the Nadaraya–Watson estimate with a Gaussian kernel."""
+    middle = key.detach().mean(-2, keepdim=True)  # lengths far from zero would cancel
+    query, key = query - middle, key - middle
     product = query @ key.mT
     lengths = query.square().sum(-1, keepdim=True) + key.square().sum(-1).unsqueeze(-2)
     return scale * (2 * product - lengths).clamp(max=0.0)

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 
-@pytest.fixture(params=["torch"])
+@pytest.fixture(params=["native", "torch"])
 def kernels(request, monkeypatch):
-    """The name of the path. Add "native" to the params to put every test through both."""
+    """The name of the path."""
     library = sys.modules.get("fenchel.kernels.library")
     if library is not None:
         monkeypatch.setattr(library._State, "enabled", request.param == "native")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_tensor
-from fenchel.priors import Prior
+from fenchel.priors import Prior, check_base
 from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import default_scale
 
@@ -44,11 +44,8 @@ class Call:
         """Under vmap, jvp, grad or another transform that only plain operations survive."""
         if torch.compiler.is_compiling():
             return False
-        if torch.autograd.forward_ad._current_level >= 0:
-            return True
-        parts = (self.query, self.key, self.value, self.mask, self.bias, self.base)
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-        return any(isinstance(part, Tensor) and wrapped(part) for part in parts)
+        transforms = torch._C._functorch.peek_interpreter_stack()
+        return transforms is not None or torch.autograd.forward_ad._current_level >= 0
 
     def tile(self, start: int, stop: int) -> Call:
         """The same call for the queries start .. stop - 1."""
@@ -102,6 +99,7 @@ def prepare(
     shape = torch.Size((*lead, query.shape[-2], key.shape[-2]))
     kv_lead = (*lead[:-1], lead[-1] // repeats) if lead else lead
     mask, bias = _masks(attn_mask, shape, query)
+    check_base(base)
     if isinstance(base, Tensor):
         base = _broadcast(base, shape, "base", query.device)
     return Call(
@@ -162,10 +160,14 @@ def _check_numbers(is_causal: object, scale: object, dropout_p: object, gqa: obj
     for name, flag in (("is_causal", is_causal), ("enable_gqa", gqa)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
-    if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale)):
+    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):  # type: ignore[arg-type]
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
-    if not isinstance(dropout_p, Real) or not 0 <= float(dropout_p) <= 1:
+    if not _is_number(dropout_p) or not 0 <= dropout_p <= 1:  # type: ignore[operator]
         raise ValueError(f"dropout_p must be a number between 0 and 1, got {dropout_p!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -249,6 +251,14 @@ def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.devic
         return merged.expand(-1, *shape[-3:])
     four = torch.Size((*[1] * (4 - len(shape)), *shape))
     return padded.expand(four)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Without the copies that broadcasting pretends: size one along broadcast axes."""
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def _seed(device: torch.device) -> Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad
 
-from fenchel._numerics import where
-from fenchel.attention.call import Call
+from fenchel._numerics import has, where
+from fenchel.attention.call import Call, stored
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.priors import Prior, resolve
 from fenchel.regularizers.shannon import Shannon
@@ -38,14 +38,26 @@ def _fits(call: Call, regularizer: Shannon) -> bool:
     (which it does on the whole n x n matrix), biases in full precision."""
     if call.transformed or call.seed is not None or isinstance(regularizer.temperature, Tensor):
         return False
+    operands = (call.query, call.key, call.value)
+    if 0 in call.scores_shape or has(~sum(x.detach().sum() for x in operands).isfinite()):
+        return False  # torch lets NaN on hidden keys reach every query, and loses that of a query
     if call.base is not None and call.query.dtype in (torch.float16, torch.bfloat16):
         return False
-    if call.bias is not None and call.bias.requires_grad:
+    if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
         return False
     if isinstance(call.base, Prior):
         one = torch.arange(1, device=call.query.device)
         return not call.base.log_mass(one, one).requires_grad
-    return call.base is None or not call.base.requires_grad
+    return call.base is None or _is_mask_or_mass(call.base, call.query.dtype)
+
+
+def _is_mask_or_mass(base: Tensor, dtype: torch.dtype) -> bool:
+    """A measure whose logarithm this precision holds, without a derivative."""
+    if base.dtype == torch.bool:
+        return True
+    base = stored(base)
+    strange = base.requires_grad or base.dtype != dtype
+    return not strange and not has(~((base >= 0) & (base < torch.inf)))
 
 
 def _fused(call: Call, regularizer: Shannon) -> Tensor:
@@ -80,15 +92,26 @@ def _log_mass(call: Call) -> Tensor:
 
 def _sdpa(call: Call, regularizer: Shannon, mask: Tensor | None, causal: bool) -> Tensor:
     assert isinstance(regularizer.temperature, float | int)
-    return scaled_dot_product_attention(
-        call.query,
-        call.key,
-        call.value,
-        attn_mask=mask,
+    query, key, value = call.query, call.key, call.value
+    scale = call.scale / regularizer.temperature
+    if scale <= 0:  # with which torch's causal mask makes NaN
+        query, scale = query * scale, 1.0
+    # Torch's fused operator wants equally many components everywhere; zeros change nothing.
+    extra = value.shape[3] - key.shape[3]
+    if extra > 0:
+        query, key = pad(query, (0, extra)), pad(key, (0, extra))
+    elif extra < 0:
+        value = pad(value, (0, -extra))
+    output: Tensor = torch.ops.aten.scaled_dot_product_attention(  # which `replace_sdpa` lets be
+        query,
+        key,
+        value,
+        attn_mask=None if mask is None else stored(mask),
         is_causal=causal,
-        scale=call.scale / regularizer.temperature,
-        enable_gqa=call.query.shape[1] != call.key.shape[1],
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
+    return output[..., : call.value.shape[3]]
 
 
 class _Fused(torch.autograd.Function):

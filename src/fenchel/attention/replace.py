@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.nn.functional import scaled_dot_product_attention
+import torch
+from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from fenchel.attention.call import check_regularizer
 from fenchel.attention.front import attention
 from fenchel.regularizers.contract import Regularizer
+
+# They call attention where no mode sees it: an error is better than softmax in silence.
+_OUT_OF_REACH = (
+    multi_head_attention_forward,
+    torch._native_multi_head_attention,
+    torch._transformer_encoder_layer_fwd,
+)
 
 
 class replace_sdpa(TorchFunctionMode):
@@ -18,8 +26,7 @@ class replace_sdpa(TorchFunctionMode):
     >>> with fl.replace_sdpa(fl.Tsallis(1.5)):
     ...     model(x)
 
-    Modules that choose a fused operator of their own instead (`torch.nn.TransformerEncoderLayer`
-    in inference) are not reached; `fenchel.nn.convert` swaps those.
+    `torch.nn.MultiheadAttention` and layers built on it raise: `fenchel.nn.convert` swaps those.
     """
 
     def __init__(self, regularizer: Regularizer) -> None:
@@ -34,9 +41,14 @@ class replace_sdpa(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is not scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return _attend(self.regularizer, *args, **(kwargs or {}))
+        if func is scaled_dot_product_attention:
+            return _attend(self.regularizer, *args, **(kwargs or {}))
+        if func in _OUT_OF_REACH:
+            raise RuntimeError(
+                "torch.nn.MultiheadAttention keeps its attention out of replace_sdpa's reach; "
+                "convert the model with fenchel.nn.convert(model, regularizer)"
+            )
+        return func(*args, **(kwargs or {}))
 
 
 def _attend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -49,13 +50,10 @@ class AttentionSolution:
             number = number * size + position % size
         rows = self.rows[number * queries : (number + 1) * queries + 1]
         first, last = int(rows[0]), int(rows[-1])
-        return torch.sparse_csr_tensor(
-            rows - first,
-            self.keys[first:last],
-            self.weights[first:last],
-            (queries, keys),
-            check_invariants=False,
-        )
+        parts = (rows - first, self.keys[first:last], self.weights[first:last])
+        with warnings.catch_warnings():  # torch calls its sparse matrices beta, once a process
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
+            return torch.sparse_csr_tensor(*parts, (queries, keys), check_invariants=False)
 
 
 def attention_solution(
@@ -98,14 +96,15 @@ def _gather(call: Call, regularizer: Regularizer) -> AttentionSolution:
     columns: list[list[Tensor]] = [[], [], [], []]
     for tile, of_rows in split(call, regularizer):
         solution = solve_tile(tile, of_rows)
-        weights = solution.weights.reshape(batch * heads, -1, keys)
+        rows = tile.query.shape[2]
+        weights = solution.weights.reshape(batch * heads, rows, keys)
         entries = weights.nonzero()  # (entries, 3): head, query, key; NaN counts as an entry
         row = entries[:, 0] * queries + entries[:, 1] + (tile.first - call.first)
         columns[0].append(row)
         columns[1].append(entries[:, 2])
         columns[2].append(weights[entries.unbind(-1)])
         numbers = (solution.threshold, solution.gap, solution.status)
-        columns[3].append(torch.stack([x.double().reshape(batch, heads, -1) for x in numbers]))
+        columns[3].append(torch.stack([x.double().reshape(batch, heads, rows) for x in numbers]))
     row, key, weight = (torch.cat(column) for column in columns[:3])
     order = row.argsort(stable=True)
     counts = torch.bincount(row, minlength=batch * heads * queries)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import compute_dtype, has, readable
-from fenchel.attention.call import Call
+from fenchel._numerics import compute_dtype, has, readable, where
+from fenchel.attention.call import Call, stored
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.kernels.attention import Numbers, tsallis_attention, tsallis_attention_backward
 from fenchel.kernels.library import native
-from fenchel.priors import Causal, Prior
+from fenchel.priors import Causal, Prior, expand_to
+from fenchel.regularizers.contract import per_row
 from fenchel.regularizers.tsallis import Tsallis
 
 _WIDEST = 30.0  # log of the largest mass in a row, either way: beyond it the tiles' care is needed
@@ -25,8 +26,12 @@ def sparse_attention(call: Call, regularizer: Tsallis) -> Tensor:
         call = replace(call, causal=True, base=None)
     if not _fits(call, regularizer):
         return tiled(call, regularizer)
-    # A prior is made tile by tile; a bias that trains gets its gradient tile by tile.
-    if isinstance(call.base, Prior) or (call.bias is not None and call.bias.requires_grad):
+    # A prior is made tile by tile; a bias that trains gets its gradient tile by tile, and one that
+    # is divided by a temperature of each row must be stored.
+    by_row = isinstance(regularizer.temperature, Tensor)
+    if isinstance(call.base, Prior) or (
+        call.bias is not None and (call.bias.requires_grad or by_row)
+    ):
         return by_tiles(call, regularizer, _attend)
     return _attend(call, regularizer)
 
@@ -45,19 +50,11 @@ def _tame(base: Tensor, dtype: torch.dtype) -> bool:
     """Masses that the kernels can multiply as they are: no row is all huge or all tiny."""
     if base.dtype == torch.bool:
         return True
-    base = _stored(base)
+    base = stored(base)
     if not readable(base) or (base.dtype == torch.float64 != dtype):
         return False
     largest = base.amax(-1)
     return not has(~((base >= 0).all(-1) & (largest < 1e13) & ((largest > 1e-13) | (largest == 0))))
-
-
-def _stored(tensor: Tensor) -> Tensor:
-    """Without the copies that broadcasting pretends."""
-    for axis, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.shape[axis] > 1:
-            tensor = tensor.narrow(axis, 0, 1)
-    return tensor
 
 
 def _attend(call: Call, regularizer: Tsallis) -> Tensor:
@@ -70,14 +67,18 @@ def _attend(call: Call, regularizer: Tsallis) -> Tensor:
             return tiled(call, regularizer)
     temperature = regularizer.temperature
     query, bias, scale, bias_scale = call.query, call.bias, call.scale, 1.0
+    mask, mass = _mask_and_mass(call, log_mass)
     if isinstance(temperature, Tensor):
-        column = _rows(temperature, call).unsqueeze(-1).to(compute_dtype(query.dtype))
+        column = _rows(temperature, call, "temperature").unsqueeze(-1)
+        column = column.to(compute_dtype(query.dtype))
         query = query / column
-        bias = None if bias is None else bias / column
+        if bias is not None:  # -inf has no derivative in the temperature: it is a mask
+            seen = bias > -torch.inf
+            mask = seen if mask is None else mask & seen
+            bias = where(seen | bias.isnan(), bias, 0.0) / column
     else:
         scale, bias_scale = scale / temperature, 1 / temperature
     eps = _eps(call, regularizer)
-    mask, mass = _mask_and_mass(call, log_mass)
     operands = (query, call.key, call.value, eps, bias, log_mass)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     output: Tensor = tsallis_attention(
@@ -101,20 +102,23 @@ def _log_mass(call: Call, prior: Prior) -> Tensor:
     device = call.query.device
     rows = torch.arange(shape[-2], device=device)
     made = prior.log_mass(rows, torch.arange(shape[-1], device=device))
-    return made.to(compute_dtype(call.query.dtype)).expand(shape).reshape(call.scores_shape)
+    made = expand_to(made, shape, f"{type(prior).__name__}.log_mass")
+    return made.to(compute_dtype(call.query.dtype)).reshape(call.scores_shape)
 
 
-def _rows(parameter: Tensor, call: Call) -> Tensor:
-    """A parameter of the rows, (batch, head, query) as a view."""
-    expanded = parameter.expand(*call.lead, call.query.shape[2])
-    return expanded.reshape(call.scores_shape[:3])
+def _rows(parameter: Tensor, call: Call, name: str) -> Tensor:
+    """A parameter of the rows, (batch, head, query) in float64."""
+    shape = (*call.lead, *call.scores_shape[2:])
+    like = torch.empty((), dtype=torch.float64, device=call.query.device).expand(shape)
+    column = per_row(parameter, like, name).squeeze(-1)
+    return column.expand(shape[:-1]).reshape(call.scores_shape[:3])
 
 
 def _eps(call: Call, regularizer: Tsallis) -> Tensor:
     """alpha - 1 of every row in float64, (batch, head, query)."""
     alpha = regularizer.alpha
     if isinstance(alpha, Tensor):
-        return _rows(alpha.double() - 1, call)
+        return _rows(alpha.double() - 1, call, "alpha")
     return torch.tensor(alpha - 1.0, dtype=torch.float64).expand(call.scores_shape[:3])
 
 
@@ -128,7 +132,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    operands, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+    tensors = ctx.saved_tensors  # read once: a checkpoint makes them again at each reading
+    operands, saved = tensors[:8], tensors[8:]
     needed = ctx.needs_input_grad[:8]
     if gradient is None:
         return (None,) * 16

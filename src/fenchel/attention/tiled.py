@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fenchel._numerics import compute_dtype, full_precision, where
+from fenchel._numerics import compute_dtype, full_precision, has, where
 from fenchel.attention.call import Call
 from fenchel.kernels.dropout import keep_mask
 from fenchel.regularizers.contract import Regularizer
@@ -62,8 +62,18 @@ def attend(call: Call, regularizer: Regularizer) -> Tensor:
     weights = solve_tile(call, regularizer).weights
     weights = drop(weights.reshape(call.scores_shape), call)
     values = _per_head(call.value, call).to(weights.dtype)
+    return expectation(weights, values).to(call.query.dtype)
+
+
+def expectation(weights: Tensor, values: Tensor) -> Tensor:
+    """weights @ values, where a value that carries no weight does not count, NaN or not."""
     with full_precision(weights):
-        return (weights @ values).to(call.query.dtype)
+        if not has(~values.sum().isfinite()):
+            return weights @ values
+        strange = ~values.isfinite()
+        touched = (weights > 0).to(weights.dtype) @ strange.to(weights.dtype)
+        usual = weights @ where(~strange, values, 0.0)
+        return where(touched == 0, usual, torch.nan)
 
 
 def solve_tile(call: Call, regularizer: Regularizer) -> Solution:

@@ -48,6 +48,9 @@ def tsallis_offset(
     log_mass = None if log_mass is None else log_mass.expand_as(s)
     family = _Family(log_mass, eps.expand(*rows, 1), tau.expand(*rows, 1))
     alive = (s > -torch.inf).any(-1, keepdim=True)
+    if s.shape[-1] == 0:
+        nothing = torch.zeros_like(alive, dtype=s.dtype)
+        return nothing, nothing.clone()
     centre, low, high = _bracket(s, family, alive)
     s, family = _within_reach(s, family, centre, low)
     rest = _search(s - centre, family, (low, high), alive)

@@ -15,6 +15,9 @@ struct Backward {
     std::int64_t wide, value_wide, ld;
     bool packed = false, poisoned = false;
 
+    static constexpr std::int64_t kGroup = 8;   // blocks of queries worked on together
+    std::int64_t lines = 0, entries = 0;
+
     Backward(const AttentionProblem& problem, const AttentionGradient& gradient)
         : p(problem), out(gradient), scores(problem) {
         wide = padded(p.dim, kColumns<T>);
@@ -32,9 +35,14 @@ struct Backward {
         std::memset(key_sum.reserve(ld * wide), 0, ld * wide * sizeof(T));
         std::memset(value_sum.reserve(ld * value_wide), 0, ld * value_wide * sizeof(T));
         packed = poisoned = false;
-        const std::int64_t all = blocks() * repeats();
-        for (std::int64_t k = all * part / out.parts; k < all * (part + 1) / out.parts; ++k)
-            block(b, kv * repeats() + k / blocks(), k % blocks());
+        const std::int64_t all = blocks() * repeats(), stop = all * (part + 1) / out.parts;
+        for (std::int64_t k = all * part / out.parts; k < stop;) {
+            const std::int64_t h = k / blocks(), first = k % blocks();
+            std::int64_t n = blocks() - first < kGroup ? blocks() - first : kGroup;
+            n = n < stop - k ? n : stop - k;
+            group(b, kv * repeats() + h, first, n);
+            k += n;
+        }
         const std::int64_t number = (part * p.batch + b) * p.kv_heads + kv;
         deliver(key_sum.get(), wide, p.dim, static_cast<T*>(out.key) + number * p.keys * p.dim);
         deliver(value_sum.get(), value_wide, p.value_dim, static_cast<T*>(out.value) + number * p.keys * p.value_dim);
@@ -50,20 +58,26 @@ struct Backward {
         std::int64_t b, h, first, rows, number;  // number: of the first row among all
     };
 
-    void block(std::int64_t b, std::int64_t h, std::int64_t k) {
-        const std::int64_t first = k * kBlock;
-        const std::int64_t rows = p.queries - first < kBlock ? p.queries - first : kBlock;
+    // Blocks of one head, worked on together so that keys are fetched once for all of them.
+    void group(std::int64_t b, std::int64_t h, std::int64_t block, std::int64_t n) {
+        const std::int64_t first = block * kBlock, limit = (block + n) * kBlock;
+        const std::int64_t rows = (limit < p.queries ? limit : p.queries) - first;
         const Place at{b, h, first, rows, (b * p.heads + h) * p.queries + first};
-        std::int64_t total = 0;
-        for (std::int64_t i = 0; i < rows; ++i) total += p.count[at.number + i];
         queries.take(p.query, b, h, first, rows, p.dim, T(p.scale));
         gradients.take(out.output, b, h, first, rows, p.value_dim, T(1));
-        T* dq = query_sum.reserve(kBlock * wide);
-        std::memset(dq, 0, rows * wide * sizeof(T));
-        if (total > p.capacity)
-            dense(at);
-        else
-            sparse(at, ((b * p.heads + h) * blocks() + k) * p.capacity);
+        std::memset(query_sum.reserve(kGroup * kBlock * wide), 0, rows * wide * sizeof(T));
+        lines = entries = 0;
+        for (std::int64_t k = 0; k < n; ++k) {
+            std::int64_t total = 0;
+            const std::int64_t from = k * kBlock, to = from + kBlock < rows ? from + kBlock : rows;
+            for (std::int64_t i = from; i < to; ++i) total += p.count[at.number + i];
+            if (total > p.capacity)
+                dense(at, from, to);
+            else
+                enlist(at, from, to, ((b * p.heads + h) * blocks() + block + k) * p.capacity);
+        }
+        sparse(at);
+        const T* dq = query_sum.get();
         for (std::int64_t i = 0; i < rows; ++i) {
             T* to = static_cast<T*>(out.query) + (at.number + i) * p.dim;
             for (std::int64_t j = 0; j < p.dim; ++j) to[j] = T(p.scale) * dq[i * wide + j];
@@ -85,68 +99,95 @@ struct Backward {
 
     // ---- on the saved support
 
-    void sparse(const Place& at, std::int64_t pool) {
-        for (std::int64_t i = 0; i < at.rows; ++i) {
+    struct Line {  // a row and its entries
+        std::int64_t row, count, start;
+        const std::int32_t* key;
+        const T* distance;
+        std::int64_t next;  // entry to be visited
+    };
+
+    void enlist(const Place& at, std::int64_t from, std::int64_t to, std::int64_t pool) {
+        for (std::int64_t i = from; i < to; ++i) {
             const std::int64_t n = p.count[at.number + i];
-            if (!unanswered(at, i) && n > 0)
-                sparse_row(at, i, n, p.saved_key + pool, static_cast<const T*>(p.saved_distance) + pool);
+            if (!unanswered(at, i) && n > 0) {
+                line[lines++] = {i, n, entries, p.saved_key + pool, static_cast<const T*>(p.saved_distance) + pool, 0};
+                entries += n;
+            }
             pool += n;
         }
     }
 
-    void sparse_row(const Place& at, std::int64_t i, std::int64_t n, const std::int32_t* key, const T* saved) {
-        const Family<T> f = family(at, i);
-        Candidates<T> c{distance.reserve(n + 64), const_cast<std::int32_t*>(key), nullptr, n};
-        std::memcpy(c.score, saved, n * sizeof(T));
+    Line line[kGroup * kBlock];
+
+    // Few enough keys to stay in the cache, enough for several entries of a row.
+    std::int64_t chunk_of_keys() const {
+        std::int64_t near = 256;
+        while (near < 1024 && near * entries < 8 * p.keys * lines) near *= 2;
+        return near;
+    }
+
+    // visit(line, entries from, to) for every row, keys in chunks.
+    template <class Visit>
+    void sweep(Visit&& visit) {
+        for (std::int64_t i = 0; i < lines; ++i) line[i].next = 0;
+        const std::int64_t near = chunk_of_keys();
+        for (std::int64_t end = near; end < p.keys + near; end += near)
+            for (std::int64_t i = 0; i < lines; ++i) {
+                Line& l = line[i];
+                const std::int64_t from = l.next;
+                while (l.next < l.count && l.key[l.next] < end) ++l.next;
+                if (l.next > from) visit(l, from, l.next);
+            }
+    }
+
+    void sparse(const Place& at) {
+        T* g = gain.reserve(entries + 64);
+        T* w = weight.reserve(entries + 64);
+        sweep([&](const Line& l, std::int64_t from, std::int64_t to) {
+            dots(to - from, l.key + from, gradients.row(l.row), values, value_wide, g + l.start + from);
+        });
+        for (std::int64_t i = 0; i < lines; ++i) sparse_row(at, line[i], w + line[i].start, g + line[i].start);
+        sweep([&](const Line& l, std::int64_t from, std::int64_t to) {
+            const std::int64_t n = to - from, e = l.start + from;
+            gather(n, g + e, l.key + from, keys, wide, query_sum.get() + l.row * wide);
+            scatter(n, g + e, l.key + from, queries.row(l.row), wide, key_sum.get());
+            scatter(n, w + e, l.key + from, gradients.row(l.row), value_wide, value_sum.get());
+        });
+    }
+
+    // Gains become ds, and w the weights as the values saw them.
+    void sparse_row(const Place& at, const Line& l, T* w, T* g) {
+        const std::int64_t n = l.count, query = at.first + l.row;
+        const Family<T> f = family(at, l.row);
+        Candidates<T> c{distance.reserve(n + 64), const_cast<std::int32_t*>(l.key), nullptr, n};
+        std::memcpy(c.score, l.distance, n * sizeof(T));
         if (p.mass.data) {
             c.mass = mass.reserve(n + 64);
-            for (std::int64_t e = 0; e < n; ++e) c.mass[e] = scores.mass(at.b, at.h, at.first + i, key[e]);
+            for (std::int64_t e = 0; e < n; ++e) c.mass[e] = scores.mass(at.b, at.h, query, l.key[e]);
         }
         c.pad();
-        T* w = weight.reserve(n + 64);
         T* r = slope.reserve(n + 64);
-        T* g = gain.reserve(n + 64);
         weights(f, c, w, r);
-        const Dropout dropout(p, at.b, at.h, at.first + i);
-        for (std::int64_t e = 0; e < n; ++e) g[e] = dot(gradients.row(i), values.row(key[e]));
+        const Dropout dropout(p, at.b, at.h, query);
         if (dropout.active())
-            for (std::int64_t e = 0; e < n; ++e) g[e] *= dropout.operator()<T>(key[e]);
+            for (std::int64_t e = 0; e < n; ++e) g[e] *= dropout.operator()<T>(l.key[e]);
         const double mean = centre(n, r, g);
         if (out.eps) {
             double total = 0;
             for (std::int64_t e = 0; e < n; ++e) total += double(w[e]) * log_slope(f, double(c.score[e])) * (double(g[e]) - mean);
-            out.eps[at.number + i] = total;
+            out.eps[at.number + l.row] = total;
         }
         if (out.log_mass)
-            for (std::int64_t e = 0; e < n; ++e) wide_entry(out.log_mass, at, i)[key[e]] = w[e] * (g[e] - T(mean));
+            for (std::int64_t e = 0; e < n; ++e) wide_entry(out.log_mass, at, l.row)[l.key[e]] = w[e] * (g[e] - T(mean));
         differentiate(f, n, r, g, mean);
         if (out.scores)
-            for (std::int64_t e = 0; e < n; ++e) wide_entry(out.scores, at, i)[key[e]] = g[e];
+            for (std::int64_t e = 0; e < n; ++e) wide_entry(out.scores, at, l.row)[l.key[e]] = g[e];
         if (dropout.active())
-            for (std::int64_t e = 0; e < n; ++e) w[e] *= dropout.operator()<T>(key[e]);
-        gather(n, g, key, keys, wide, query_sum.get() + i * wide);
-        for (std::int64_t e = 0; e < n; ++e) {
-            add_row(key_sum.get() + key[e] * wide, g[e], queries.row(i), wide);
-            add_row(value_sum.get() + key[e] * value_wide, w[e], gradients.row(i), value_wide);
-        }
+            for (std::int64_t e = 0; e < n; ++e) w[e] *= dropout.operator()<T>(l.key[e]);
     }
 
     T* wide_entry(void* data, const Place& at, std::int64_t i) const {
         return static_cast<T*>(data) + (at.number + i) * p.keys;
-    }
-
-    T dot(const T* left, const T* right) const {
-        constexpr int W = Lanes<T>::W;
-        Vec<T> a{}, b{};
-        for (std::int64_t j = 0; j < value_wide; j += 2 * W) {
-            a += load<T>(left + j) * load<T>(right + j);
-            b += load<T>(left + j + W) * load<T>(right + j + W);
-        }
-        return sum<T>(a + b);
-    }
-
-    static void add_row(T* to, T factor, const T* from, std::int64_t n) {
-        for (std::int64_t j = 0; j < n; j += Lanes<T>::W) store<T>(to + j, load<T>(to + j) + factor * load<T>(from + j));
     }
 
     // sum r g / sum r
@@ -173,24 +214,28 @@ struct Backward {
 
     // ---- dense tiles
 
-    void dense(const Place& at) {
+    static constexpr std::int64_t kShortChunk = 128;  // as kShort, for tiles
+
+    void dense(const Place& at, std::int64_t first, std::int64_t stop) {
         if (!packed) {
             scores.panels.pack(keys.data, keys.ld, p.keys, p.dim);
             value_panels.pack(values.data, values.ld, p.keys, p.value_dim);
             packed = true;
         }
-        const std::int64_t last = scores.limit(at.first + at.rows - 1);
+        const std::int64_t last = scores.limit(at.first + stop - 1), rows = stop - first;
+        const T *q = queries.row(first), *grad = gradients.row(first);
         T* d = wide_distance.reserve(kBlock * ld);
         T* g = wide_gain.reserve(kBlock * ld);
-        scores.panels.scores(at.rows, queries.data, queries.ld, 0, last, d, ld);
-        value_panels.scores(at.rows, gradients.data, gradients.ld, 0, last, g, ld);
-        for (std::int64_t i = 0; i < at.rows; ++i) dense_row(at, i, d + i * ld, g + i * ld, padded(last, kColumns<T>));
-        T* dq = query_sum.get();
-        for (std::int64_t from = 0; from < last; from += kChunk) {
-            const std::int64_t n = last - from < kChunk ? last - from : kChunk;
-            product<T>(at.rows, wide, n, g + from, ld, 1, keys.row(from), keys.ld, dq, wide, true);
-            product<T>(n, wide, at.rows, g + from, 1, ld, queries.data, queries.ld, key_sum.get() + from * wide, wide, true);
-            product<T>(n, value_wide, at.rows, d + from, 1, ld, gradients.data, gradients.ld,
+        scores.panels.scores(rows, q, queries.ld, 0, last, d, ld);
+        value_panels.scores(rows, grad, gradients.ld, 0, last, g, ld);
+        for (std::int64_t i = 0; i < rows; ++i)
+            dense_row(at, first + i, d + i * ld, g + i * ld, padded(last, kColumns<T>));
+        T* dq = query_sum.get() + first * wide;
+        for (std::int64_t from = 0; from < last; from += kShortChunk) {
+            const std::int64_t n = last - from < kShortChunk ? last - from : kShortChunk;
+            product<T>(rows, wide, n, g + from, ld, 1, keys.row(from), keys.ld, dq, wide, true);
+            product<T>(n, wide, rows, g + from, 1, ld, q, queries.ld, key_sum.get() + from * wide, wide, true);
+            product<T>(n, value_wide, rows, d + from, 1, ld, grad, gradients.ld,
                        value_sum.get() + from * value_wide, value_wide, true);
         }
     }

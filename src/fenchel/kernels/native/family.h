@@ -20,6 +20,7 @@ struct Family {
     }
     bool from_threshold() const { return kind != Kind::softmax && kind != Kind::gentle; }
     bool steep() const { return eps > 1; }
+    bool cheap() const { return kind == Kind::square || kind == Kind::ramp; }
 
     // How far below a key of this mass, carrying everything alone, the threshold or offset lies.
     double room(double mass) const {
@@ -54,8 +55,8 @@ inline void weigh(const Family<T>& family, Vec<T> d, Vec<T>& p, Vec<T>& r) {
         const Vec<T> y = d * family.e;
         const Mask<T> on = y > fill<T>(std::numeric_limits<T>::min());
         const Vec<T> safe = pick<T>(on, y, one);
-        p = pick<T>(on, exponential(logarithm(safe) * family.inverse), none);
-        r = pick<T>(on, p / safe, none);
+        r = pick<T>(on, exponential(logarithm(safe) * (family.inverse - T(1))), none);
+        p = r * safe;
     }
 }
 

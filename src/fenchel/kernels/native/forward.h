@@ -62,7 +62,7 @@ struct Forward {
         const std::int64_t n = end - from;
         for (std::int64_t j = n; j < padded(n, W); ++j) s[j] = -std::numeric_limits<T>::infinity();
         Candidates<T>& c = row.found;
-        if (c.count == 0 && !c.mass) row.cut = first_cut(row, s, n);
+        if (c.count == 0 && !c.mass) row.cut = first_cut(row.family, s, n);
         const std::int64_t before = c.count;
         const Vec<T> cut = fill<T>(row.cut);
         for (std::int64_t j = 0; j < n; j += W) {
@@ -73,20 +73,7 @@ struct Forward {
         }
         if (c.mass)
             for (std::int64_t i = before; i < c.count; ++i) c.mass[i] = scores.mass(b, h, query, c.key[i]);
-        if (c.count > 2 * c.tightened + 64) row.cut = tighten(row.family, c, row.at, false);
-    }
-
-    // The largest score alone already says which keys cannot matter.
-    T first_cut(const Row& row, const T* s, std::int64_t n) const {
-        if (row.family.kind == Kind::softmax) return -std::numeric_limits<T>::infinity();
-        Vec<T> best = load<T>(s);
-        for (std::int64_t j = Lanes<T>::W; j < n; j += Lanes<T>::W) {
-            const Vec<T> v = load<T>(s + j);
-            best = v > best ? v : best;
-        }
-        const T top = largest<T>(best);
-        if (!(top > -std::numeric_limits<T>::infinity())) return -std::numeric_limits<T>::infinity();
-        return cut_below(row.family, Offset<T>{top, -row.family.room(1), true});
+        if (c.count > (row.family.cheap() ? 3 : 2) * c.tightened + 64) row.cut = tighten(row.family, c, row.at, false);
     }
 
     void finish(Row* row, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t rows) {
@@ -135,6 +122,7 @@ struct Forward {
             const Dropout dropout(p, b, h, query);
             if (dropout.active())
                 for (std::int64_t i = 0; i < c.count; ++i) w[i] *= dropout.operator()<T>(c.key[i]);
+            std::memset(out, 0, wide * sizeof(T));
             gather(c.count, w, c.key, values, wide, out);
         }
         write_row<T>(p.output, p.query.dtype, number * p.value_dim, p.value_dim, out);

@@ -16,21 +16,65 @@ inline void weights(const Family<T>& family, const Candidates<T>& c, T* w, T* sl
     });
 }
 
+constexpr std::int64_t kShort = 32;  // long sums are sums of short ones: less rounding
+
 template <class T, int V>
 inline void gather_columns(std::int64_t n, const T* w, const std::int32_t* key, const T* rows,
                            std::int64_t ld, T* out) {
     constexpr int W = Lanes<T>::W;
-    Vec<T> total[V];
-    for (int j = 0; j < V; ++j) total[j] = Vec<T>{};
-    for (std::int64_t i = 0; i < n; ++i) {
-        const T* row = rows + key[i] * ld;
-        const T x = w[i];
-        for (int j = 0; j < V; ++j) total[j] += x * load<T>(row + j * W);
+    for (std::int64_t start = 0; start < n; start += kShort) {
+        Vec<T> total[V];
+        for (int j = 0; j < V; ++j) total[j] = Vec<T>{};
+        const std::int64_t stop = start + kShort < n ? start + kShort : n;
+        for (std::int64_t i = start; i < stop; ++i) {
+            const T* row = rows + key[i] * ld;
+            const T x = w[i];
+            for (int j = 0; j < V; ++j) total[j] += x * load<T>(row + j * W);
+        }
+        for (int j = 0; j < V; ++j) store<T>(out + j * W, load<T>(out + j * W) + total[j]);
     }
-    for (int j = 0; j < V; ++j) store<T>(out + j * W, total[j]);
 }
 
-// out = sum_i w[i] * rows[key[i]], `wide` columns (whole tiles)
+template <class T, int V>
+inline void scatter_columns(std::int64_t n, const T* w, const std::int32_t* key, const T* row, T* rows,
+                            std::int64_t ld) {
+    constexpr int W = Lanes<T>::W;
+    Vec<T> x[V];
+    for (int j = 0; j < V; ++j) x[j] = load<T>(row + j * W);
+    for (std::int64_t i = 0; i < n; ++i) {
+        T* to = rows + key[i] * ld;
+        for (int j = 0; j < V; ++j) store<T>(to + j * W, load<T>(to + j * W) + w[i] * x[j]);
+    }
+}
+
+// rows[key[i]] += w[i] * row
+template <class T>
+inline void scatter(std::int64_t n, const T* w, const std::int32_t* key, const T* row, std::int64_t wide,
+                    T* rows) {
+    constexpr int W = Lanes<T>::W;
+    std::int64_t j = 0;
+    for (; j + 8 * W <= wide; j += 8 * W) scatter_columns<T, 8>(n, w, key, row + j, rows + j, wide);
+    for (; j + 4 * W <= wide; j += 4 * W) scatter_columns<T, 4>(n, w, key, row + j, rows + j, wide);
+    for (; j < wide; j += 2 * W) scatter_columns<T, 2>(n, w, key, row + j, rows + j, wide);
+}
+
+// out[i] = <row, rows[key[i]]>
+template <class T>
+inline void dots(std::int64_t n, const std::int32_t* key, const T* row, const Rows<T>& rows,
+                 std::int64_t wide, T* out) {
+    constexpr int W = Lanes<T>::W;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const T* other = rows.row(key[i]);
+        Vec<T> a{}, b{};
+        for (std::int64_t j = 0; j < wide; j += 2 * W) {
+            a += load<T>(row + j) * load<T>(other + j);
+            b += load<T>(row + j + W) * load<T>(other + j + W);
+        }
+        out[i] = sum<T>(a + b);
+    }
+}
+
+// out += sum_i w[i] * rows[key[i]], `wide` columns (whole tiles)
 template <class T>
 inline void gather(std::int64_t n, const T* w, const std::int32_t* key, const Rows<T>& rows,
                    std::int64_t wide, T* out) {

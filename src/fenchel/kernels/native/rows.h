@@ -16,19 +16,8 @@ struct RowMap {
         T* w = static_cast<T*>(p.weights) + row * n;
         Candidates<T> c{score.reserve(n + 64), key.reserve(n + 64), nullptr};
         Offset<T> at;
-        // A lone finite maximum says which keys cannot matter; NaN and +inf pass every cut.
-        T top = -std::numeric_limits<T>::infinity();
-        Vec<T> best = fill<T>(top);
+        T cut = first_cut(family, s, n / W * W);  // NaN and +inf pass every cut
         std::int64_t j = 0;
-        for (; j + W <= n; j += W) {
-            const Vec<T> v = load<T>(s + j);
-            best = v > best ? v : best;
-        }
-        top = largest<T>(best);
-        for (; j < n; ++j) top = s[j] > top ? s[j] : top;
-        T cut = -std::numeric_limits<T>::infinity();
-        if (top > cut && family.kind != Kind::softmax)
-            cut = cut_below(family, Offset<T>{top, -family.room(1), true});
         const Vec<T> limit = fill<T>(cut);
         for (j = 0; j + W <= n; j += W) {
             const Vec<T> v = load<T>(s + j);

@@ -88,7 +88,8 @@ inline void bound_below(const Family<T>& family, const Candidates<T>& c, Offset<
 // left every step stays left of the root. As eps goes to 0 it becomes log sum exp, solved at once.
 template <class T>
 inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& at, int steps) {
-    const double tolerance = 4 * double(std::numeric_limits<T>::epsilon());
+    // The error after a step is of the order of its square, both relative to the distances.
+    const double tolerance = 0.25 * std::sqrt(double(std::numeric_limits<T>::epsilon()));
     for (int k = 0; k < steps; ++k) {
         const Sums now = sums(family, c, at);
         if (!(now.slope > 0)) {  // NaN
@@ -99,11 +100,36 @@ inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& a
         const double gain = family.eps > 0 ? -std::expm1(-family.eps * log_mass) / family.eps : log_mass;
         const double step = now.mass * gain / now.slope;
         at.rest += step;
-        if (!(std::fabs(step) > tolerance * (std::fabs(at.rest) + tolerance))) return;
+        if (!(std::fabs(step) * now.slope > tolerance * now.mass)) return;
     }
 }
 
-// For eps > 1 the sum has vertical tangents: Newton inside a bracket, in double.
+// Newton inside a bracket, in double, on the mass above the threshold centre + t.
+template <class T>
+inline double solve_bracket(const Family<T>& family, const Candidates<T>& c, double centre, double low,
+                            double high) {
+    const double power = 1 / family.eps;
+    double t = low;
+    for (int k = 0; k < 200; ++k) {
+        double mass = 0, slope = 0;
+        for (std::int64_t i = 0; i < c.count; ++i) {
+            const double y = family.eps * ((double(c.score[i]) - centre) - t);
+            if (!(y > 0)) continue;
+            const double p = std::pow(y, power) * (c.mass ? double(c.mass[i]) : 1);
+            mass += p;
+            slope += p / y;
+        }
+        (mass >= 1 ? low : high) = t;
+        double next = t + (mass - 1) / slope;
+        if (!(next > low && next < high)) next = low + (high - low) / 2;
+        if (next == t || next <= low || next >= high) break;
+        t = next;
+    }
+    return t;
+}
+
+// For eps > 1 the sum has vertical tangents, and an ulp of the threshold may move a weight by
+// ulp^(1/eps): it is solved a second time, measured from the key nearest to it.
 template <class T>
 inline void bracketed(const Family<T>& family, const Candidates<T>& c, Offset<T>& at) {
     double total = 0, top = -HUGE_VAL;
@@ -116,24 +142,17 @@ inline void bracketed(const Family<T>& family, const Candidates<T>& c, Offset<T>
             return;
         }
     }
-    const double power = 1 / family.eps;
-    double low = at.rest, high = top - family.room(total), t = low;
-    for (int k = 0; k < 200; ++k) {
-        double mass = 0, slope = 0;
-        for (std::int64_t i = 0; i < c.count; ++i) {
-            const double y = family.eps * (double(c.score[i]) - double(at.centre) - t);
-            if (!(y > 0)) continue;
-            const double p = std::pow(y, power) * (c.mass ? double(c.mass[i]) : 1);
-            mass += p;
-            slope += p / y;
-        }
-        (mass >= 1 ? low : high) = t;
-        double next = t + (mass - 1) / slope;
-        if (!(next > low && next < high)) next = low + (high - low) / 2;
-        if (next == t || next <= low || next >= high) break;
-        t = next;
+    const double t = solve_bracket(family, c, double(at.centre), at.rest, top - family.room(total));
+    std::int64_t nearest = 0;
+    double distance = HUGE_VAL;
+    for (std::int64_t i = 0; i < c.count; ++i) {
+        const double far = std::fabs((double(c.score[i]) - double(at.centre)) - t);
+        if (far < distance) distance = far, nearest = i;
     }
-    at.rest = t;
+    const double moved = t - (double(c.score[nearest]) - double(at.centre));
+    const double reach = 16 * std::numeric_limits<double>::epsilon() * (std::fabs(t) + std::fabs(moved));
+    at.centre = c.score[nearest];
+    at.rest = solve_bracket(family, c, double(at.centre), moved - reach, moved + reach);
 }
 
 template <class T>
@@ -158,15 +177,7 @@ inline std::int64_t keep_above(Candidates<T>& c, T cut) {
             kept += W;
             continue;
         }
-        std::int32_t from[W];
-        std::memcpy(from, c.key + i, sizeof from);
-        T lane[W];
-        store<T>(lane, s);
-        for (unsigned rest = bits; rest; rest &= rest - 1) {
-            const int lane_number = __builtin_ctz(rest);
-            c.score[kept] = lane[lane_number];
-            c.key[kept++] = from[lane_number];
-        }
+        kept += squeeze<T>(bits, s, c.key + i, c.score + kept, c.key + kept);
     }
     return kept;
 }
@@ -191,6 +202,32 @@ inline bool broken(const Candidates<T>& c) {
     return bits != 0;
 }
 
+// A cut from a whole number of vectors of scores, before any is a candidate. Some keys alone bound
+// the offset of all from below; the largest of each lane and group are a good choice.
+template <class T>
+inline T first_cut(const Family<T>& family, const T* s, std::int64_t n) {
+    constexpr int W = Lanes<T>::W, groups = 4;
+    if (family.kind == Kind::softmax) return -std::numeric_limits<T>::infinity();
+    const Vec<T> none = fill<T>(-std::numeric_limits<T>::infinity());
+    Vec<T> best[groups] = {none, none, none, none};
+    for (std::int64_t j = 0; j < n; j += groups * W)
+        for (int g = 0; g < groups; ++g) {
+            const Vec<T> v = j + g * W < n ? load<T>(s + j + g * W) : none;
+            best[g] = v > best[g] ? v : best[g];
+        }
+    T score[(groups + 1) * W];
+    std::int32_t key[(groups + 1) * W] = {};
+    for (int g = 0; g < groups; ++g) store<T>(score + g * W, best[g]);
+    Candidates<T> few{score, key, nullptr, groups * W};
+    few.count = keep_above(few, -std::numeric_limits<T>::infinity());
+    if (few.count == 0) return -std::numeric_limits<T>::infinity();
+    few.pad();
+    Offset<T> at;
+    bound_below(family, few, at);
+    if (!family.steep()) newton(family, few, at, 3);
+    return cut_below(family, at);
+}
+
 // Raise the lower bound on the offset and drop the keys below its reach. Returns the new cut.
 template <class T>
 inline T tighten(const Family<T>& family, Candidates<T>& c, Offset<T>& at, bool finish) {
@@ -211,7 +248,7 @@ inline T tighten(const Family<T>& family, Candidates<T>& c, Offset<T>& at, bool 
     if (family.steep())
         bracketed(family, c, at);
     else
-        newton(family, c, at, finish ? 60 : 2);
+        newton(family, c, at, finish ? 60 : family.cheap() ? 2 : 1);
     const T cut = cut_below(family, at);
     if (!finish) {
         c.count = keep_above(c, cut);

@@ -39,6 +39,13 @@ inline Vec<T> at_least(Vec<T> v, T low) {
 // In a fixed tree, so that the same numbers give the same bits.
 template <class T>
 inline T sum(Vec<T> v) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+        half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+        return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+    }
+#endif
     constexpr int W = Lanes<T>::W;
     T part[W];
     store<T>(part, v);
@@ -117,6 +124,36 @@ inline int append(unsigned bits, Vec<T> v, std::int32_t first, T* values, std::i
         const int i = __builtin_ctz(rest);
         values[n] = lane[i];
         keys[n++] = first + i;
+    }
+    return n;
+}
+
+// The chosen lanes with their keys, moved to the front; the targets may overlap what is read.
+template <class T>
+inline int squeeze(unsigned bits, Vec<T> v, const std::int32_t* from, T* values, std::int32_t* keys) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        const __m512i key = _mm512_loadu_si512(from);
+        _mm512_storeu_ps(values, _mm512_maskz_compress_ps((__mmask16)bits, (__m512)v));
+        _mm512_storeu_si512(keys, _mm512_maskz_compress_epi32((__mmask16)bits, key));
+        return __builtin_popcount(bits);
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) {
+        const __m256i lanes = _mm256_load_si256((const __m256i*)kSqueeze.lane[bits]);
+        const __m256i key = _mm256_loadu_si256((const __m256i*)from);
+        _mm256_storeu_ps(values, _mm256_permutevar8x32_ps((__m256)v, lanes));
+        _mm256_storeu_si256((__m256i*)keys, _mm256_permutevar8x32_epi32(key, lanes));
+        return __builtin_popcount(bits);
+    }
+#endif
+    T lane[Lanes<T>::W];
+    store<T>(lane, v);
+    int n = 0;
+    for (unsigned rest = bits; rest; rest &= rest - 1) {
+        const int i = __builtin_ctz(rest);
+        values[n] = lane[i];
+        keys[n++] = from[i];
     }
     return n;
 }
