@@ -32,7 +32,9 @@ clean:
 	rm -rf .venv build dist src/fenchel.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+NATIVE := setup.py $(wildcard src/fenchel/kernels/native/*)
+
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv .venv
 	@echo "installing torch and the development tools (a few minutes the first time)"
 	$(PIP) -e ".[dev]"

@@ -34,6 +34,14 @@ def readable(*tensors: Tensor | None) -> bool:
     return all(_holds_values(tensor) for tensor in tensors if tensor is not None)
 
 
+def transformed() -> bool:
+    """Inside vmap, jvp, grad or another transform that only plain operations survive."""
+    if torch.compiler.is_compiling():
+        return False
+    transforms = torch._C._functorch.peek_interpreter_stack()
+    return transforms is not None or torch.autograd.forward_ad._current_level >= 0
+
+
 def _holds_values(tensor: Tensor) -> bool:
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):

@@ -192,17 +192,16 @@ def test_a_backward_pass_inside_a_block_is_that_of_the_forward_pass_outside(tile
     assert largest_difference(*gradients) <= 1e-13
 
 
-def test_multihead_attention_is_reached():
-    torch.manual_seed(0)
-    module = nn.MultiheadAttention(8, 2, batch_first=True, dtype=DOUBLE)
-    before = module(X, X, X, need_weights=False)[0]
-    with fl.replace_sdpa(fl.Tsallis(2.0)):
-        inside = module(X, X, X, need_weights=False)[0]
-    projected = nn.functional.linear(X, module.in_proj_weight, module.in_proj_bias)
-    q, k, v = projected.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    heads = dense(q, k, v, fl.Tsallis(2.0)).transpose(1, 2).flatten(2)
-    assert largest_difference(inside, module.out_proj(heads)) <= 1e-13
-    assert largest_difference(inside, before) > 1e-3
+@pytest.mark.parametrize("training", [True, False])
+def test_multihead_attention_is_out_of_reach_and_says_so(training):
+    """Torch keeps its attention from every mode; staying with softmax in silence would be worse."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=DOUBLE)
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, dtype=DOUBLE)
+    attention.train(training), layer.train(training)
+    with torch.no_grad(), fl.replace_sdpa(fl.Tsallis(2.0)):
+        for call in (lambda: attention(X, X, X, need_weights=False), lambda: layer(X)):
+            with pytest.raises(RuntimeError, match=r"fenchel\.nn\.convert"):
+                call()
 
 
 def test_other_functions_are_left_alone():

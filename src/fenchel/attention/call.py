@@ -39,14 +39,6 @@ class Call:
     def scores_shape(self) -> torch.Size:
         return torch.Size((*self.query.shape[:3], self.key.shape[2]))
 
-    @property
-    def transformed(self) -> bool:
-        """Under vmap, jvp, grad or another transform that only plain operations survive."""
-        if torch.compiler.is_compiling():
-            return False
-        transforms = torch._C._functorch.peek_interpreter_stack()
-        return transforms is not None or torch.autograd.forward_ad._current_level >= 0
-
     def tile(self, start: int, stop: int) -> Call:
         """The same call for the queries start .. stop - 1."""
 
@@ -200,6 +192,8 @@ def _lead(query: Tensor, key: Tensor, value: Tensor, repeats: int) -> torch.Size
     for tensor in (key, value):
         lead = tensor.shape[:-2]
         shapes.append(lead if repeats == 1 else torch.Size((*lead[:-1], lead[-1] * repeats)))
+    if all(shape == shapes[0] for shape in shapes):  # torch's function is slow
+        return shapes[0]
     try:
         return torch.Size(torch.broadcast_shapes(*shapes))
     except RuntimeError:

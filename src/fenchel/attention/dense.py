@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fenchel._numerics import has, where
+from fenchel._numerics import has, transformed, where
 from fenchel.attention.call import Call, stored
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.priors import Prior, resolve
@@ -36,10 +36,10 @@ def softmax_attention(call: Call, regularizer: Shannon) -> Tensor:
 def _fits(call: Call, regularizer: Shannon) -> bool:
     """Torch's operator can do it: first derivatives in query, key and value only, no dropout
     (which it does on the whole n x n matrix), biases in full precision."""
-    if call.transformed or call.seed is not None or isinstance(regularizer.temperature, Tensor):
+    if transformed() or call.seed is not None or isinstance(regularizer.temperature, Tensor):
         return False
-    operands = (call.query, call.key, call.value)
-    if 0 in call.scores_shape or has(~sum(x.detach().sum() for x in operands).isfinite()):
+    total = call.query.detach().sum() + call.key.detach().sum() + call.value.detach().sum()
+    if 0 in call.scores_shape or has(~total.isfinite()):
         return False  # torch lets NaN on hidden keys reach every query, and loses that of a query
     if call.base is not None and call.query.dtype in (torch.float16, torch.bfloat16):
         return False

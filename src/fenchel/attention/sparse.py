@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import compute_dtype, has, readable, where
+from fenchel._numerics import compute_dtype, has, readable, transformed, where
 from fenchel.attention.call import Call, stored
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.kernels.attention import Numbers, tsallis_attention, tsallis_attention_backward
@@ -37,7 +37,7 @@ def sparse_attention(call: Call, regularizer: Tsallis) -> Tensor:
 
 
 def _fits(call: Call, regularizer: Tsallis) -> bool:
-    if native() is None or call.query.device.type != "cpu" or call.transformed:
+    if native() is None or call.query.device.type != "cpu" or transformed():
         return False
     if 0 in call.scores_shape or 0 in (call.query.shape[3], call.value.shape[3]):
         return False

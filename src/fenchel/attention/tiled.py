@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fenchel._numerics import compute_dtype, full_precision, has, where
+from fenchel._numerics import compute_dtype, full_precision, has, transformed, where
 from fenchel.attention.call import Call
 from fenchel.kernels.dropout import keep_mask
 from fenchel.regularizers.contract import Regularizer
@@ -37,7 +37,7 @@ def by_tiles(call: Call, regularizer: R, compute: Callable[[Call, R], Tensor]) -
     tiles = list(split(call, regularizer))
     if len(tiles) == 1:
         return compute(*tiles[0])
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or call.transformed:
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
         return torch.cat([compute(*tile) for tile in tiles], 2)
     outputs = [
         checkpoint(compute, *tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles

@@ -12,6 +12,7 @@ from pathlib import PurePath
 import torch
 
 from fenchel._version import __version__
+from fenchel.kernels import library
 
 # What each extra adds, by the names that are imported.
 _EXTRAS = {
@@ -54,7 +55,7 @@ def devices() -> list[str]:
 
 
 def fast_paths() -> list[FastPath]:
-    native = FastPath("native kernels", False, "not built in this version; pure torch is used")
+    native = FastPath("native kernels", library.native() is not None, library.describe())
     return [native, _cuda(), _compile(), *map(_extra, _EXTRAS)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fenchel._numerics import compute_dtype
+from fenchel._numerics import compute_dtype, full_precision
 from fenchel.attention import attention
 from fenchel.hf.library import active_collector
 from fenchel.regularizers.contract import Regularizer
@@ -123,7 +123,7 @@ class Attention:
         if causal:
             past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
             visible = past.tril() if visible is None else visible & past.tril()
-        with torch.autocast(query.device.type, enabled=False):
+        with full_precision(query):
             scores = scaled_dot(query.to(precision), key, scaling)
             if bias is not None:
                 scores = scores + bias.to(precision)

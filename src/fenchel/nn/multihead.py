@@ -10,7 +10,7 @@ from torch.nn import Linear, Module, Parameter
 from torch.nn import functional as F
 from torch.nn.init import xavier_normal_, xavier_uniform_, zeros_
 
-from fenchel._numerics import check_tensor, check_whole, compute_dtype
+from fenchel._numerics import check_tensor, check_whole, compute_dtype, full_precision
 from fenchel.attention import attention
 from fenchel.nn.masks import lay_out_attn_mask, lay_out_padding, merge_masks
 from fenchel.nn.regularizer import as_module
@@ -220,7 +220,7 @@ class MultiheadAttention(Module):
     ) -> tuple[Tensor, Tensor]:
         """(batch, head, query, head_dim) and the weights (batch, head, query, key) that gave it."""
         dtype = compute_dtype(query.dtype)
-        with torch.autocast(query.device.type, enabled=False):
+        with full_precision(query):
             scores = scaled_dot(query.to(dtype), key.to(dtype))
             base = mask if mask is not None and mask.dtype == torch.bool else None
             if mask is not None and base is None:
