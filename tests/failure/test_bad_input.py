@@ -317,3 +317,16 @@ def test_infinite_or_nan_mass_is_nonfinite():
         base[0, 0] = bad
         solution = fl.solve(SCORES, fl.Tsallis(1.5), base=base)
         assert solution.status.tolist() == [fl.Status.NONFINITE, fl.Status.OK]
+
+
+@pytest.mark.parametrize("parameter", ["alpha", "temperature"])
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 3.0])
+def test_an_empty_row_leaves_the_gradient_of_parameters_finite(parameter, alpha):
+    values = {"alpha": torch.tensor(alpha).double(), "temperature": torch.tensor(0.7).double()}
+    values[parameter].requires_grad_()
+    scores = torch.tensor([[-math.inf, -math.inf], [1.0, 0.5]]).double()
+    fl.solve(scores, fl.Tsallis(**values)).weights[1, 0].backward()
+    alone = values[parameter].detach().clone().requires_grad_()
+    omega = fl.Tsallis(**{**values, parameter: alone})
+    fl.solve(scores[1:], omega).weights[0, 0].backward()
+    torch.testing.assert_close(values[parameter].grad, alone.grad, rtol=1e-14, atol=0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fenchel._numerics import compute_dtype, has, readable, transformed, where
 from fenchel.attention.call import Call, stored
+from fenchel.attention.cuda import adasplash_attention, adasplash_fits
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.kernels.attention import Numbers, tsallis_attention, tsallis_attention_backward
 from fenchel.kernels.library import native
@@ -24,6 +25,8 @@ def sparse_attention(call: Call, regularizer: Tsallis) -> Tensor:
     """(batch, head, query, d_value)."""
     if isinstance(call.base, Causal):
         call = replace(call, causal=True, base=None)
+    if adasplash_fits(call, regularizer):
+        return adasplash_attention(call, regularizer)
     if not _fits(call, regularizer):
         return tiled(call, regularizer)
     # A prior is made tile by tile; a bias that trains gets its gradient tile by tile, and one that

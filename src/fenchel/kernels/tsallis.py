@@ -53,7 +53,7 @@ def tsallis_offset(
         return nothing, nothing.clone()
     centre, low, high = _bracket(s, family, alive)
     s, family = _within_reach(s, family, centre, low)
-    rest = _search(s - centre, family, (low, high), alive)
+    rest = torch.where(alive, _search(s - centre, family, (low, high), alive), 0.0)
     steep = alive & family.steep
     if not bool(steep.any()):
         return centre, rest
