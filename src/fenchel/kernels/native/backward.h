@@ -214,8 +214,6 @@ struct Backward {
 
     // ---- dense tiles
 
-    static constexpr std::int64_t kShortChunk = 128;  // as kShort, for tiles
-
     void dense(const Place& at, std::int64_t first, std::int64_t stop) {
         if (!packed) {
             scores.panels.pack(keys.data, keys.ld, p.keys, p.dim);

@@ -5,7 +5,7 @@ struct Forward {
     const AttentionProblem& p;
     Scores<T> scores;
     Rows<T> keys, values, queries;
-    Buffer<T> chunk, candidate_score, candidate_mass, weight, sum_of_values;
+    Buffer<T> chunk, candidate_score, candidate_mass, sum_of_values;
     Buffer<std::int32_t> candidate_key;
     std::int64_t room;  // candidates a row may have
 
@@ -83,7 +83,7 @@ struct Forward {
         for (std::int64_t i = 0; i < rows; ++i) {
             const std::int64_t number = (b * p.heads + h) * p.queries + first + i;
             support(row[i]);
-            const Candidates<T>& c = row[i].found;
+            Candidates<T>& c = row[i].found;
             p.offset[2 * number] = double(row[i].at.centre);
             p.offset[2 * number + 1] = c.count ? row[i].at.rest : HUGE_VAL;
             p.count[number] = std::int32_t(c.count);
@@ -92,9 +92,27 @@ struct Forward {
                 std::memcpy(static_cast<T*>(p.saved_distance) + pool + saved, c.score, c.count * sizeof(T));
             }
             saved += c.count;
-            expect(row[i], b, h, first + i, number);
+            weigh_row(row[i], b, h, first + i);
+        }
+        const std::int64_t wide = padded(p.value_dim, kColumns<T>);
+        T* out = sum_of_values.reserve(kBlock * wide);
+        std::memset(out, 0, rows * wide * sizeof(T));
+        const std::int64_t seen = scores.limit(first + rows - 1);
+        if (3 * saved > rows * seen)
+            expect_by_tiles(row, rows, wide, out);
+        else
+            for (std::int64_t i = 0; i < rows; ++i)
+                gather(row[i].found.count, row[i].found.score, row[i].found.key, values, wide, out + i * wide);
+        for (std::int64_t i = 0; i < rows; ++i) {
+            T* to = out + i * wide;
+            if (unanswered(row[i]))
+                for (std::int64_t j = 0; j < wide; ++j) to[j] = std::numeric_limits<T>::quiet_NaN();
+            const std::int64_t number = (b * p.heads + h) * p.queries + first + i;
+            write_row<T>(p.output, p.query.dtype, number * p.value_dim, p.value_dim, to);
         }
     }
+
+    static bool unanswered(const Row& row) { return row.found.count && !(row.at.rest == row.at.rest); }
 
     // Solve, then keep the keys that carry weight; their scores become distances from the offset.
     void support(Row& row) {
@@ -110,21 +128,34 @@ struct Forward {
         c.pad();
     }
 
-    void expect(const Row& row, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t number) {
-        const std::int64_t wide = padded(p.value_dim, kColumns<T>);
-        T* out = sum_of_values.reserve(wide);
-        const Candidates<T>& c = row.found;
-        if (c.count && !(row.at.rest == row.at.rest)) {
-            for (std::int64_t j = 0; j < wide; ++j) out[j] = std::numeric_limits<T>::quiet_NaN();
-        } else {
-            T* w = weight.reserve(room);
-            weights(row.family, c, w);
-            const Dropout dropout(p, b, h, query);
-            if (dropout.active())
-                for (std::int64_t i = 0; i < c.count; ++i) w[i] *= dropout.operator()<T>(c.key[i]);
-            std::memset(out, 0, wide * sizeof(T));
-            gather(c.count, w, c.key, values, wide, out);
+    // Distances become weights, as the values see them.
+    void weigh_row(Row& row, std::int64_t b, std::int64_t h, std::int64_t query) {
+        Candidates<T>& c = row.found;
+        if (unanswered(row)) {
+            std::memset(c.score, 0, c.count * sizeof(T));
+            return;
         }
-        write_row<T>(p.output, p.query.dtype, number * p.value_dim, p.value_dim, out);
+        weights(row.family, c, c.score);
+        const Dropout dropout(p, b, h, query);
+        if (dropout.active())
+            for (std::int64_t i = 0; i < c.count; ++i) c.score[i] *= dropout.operator()<T>(c.key[i]);
+    }
+
+    // Large supports: a dense product over chunks of keys reads the values once for several rows.
+    void expect_by_tiles(const Row* row, std::int64_t rows, std::int64_t wide, T* out) {
+        T* w = chunk.reserve(kBlock * kChunk);
+        std::int64_t next[kBlock] = {};
+        for (std::int64_t from = 0; from < p.keys; from += kShortChunk) {
+            std::memset(w, 0, rows * kShortChunk * sizeof(T));
+            std::int64_t last = from;
+            for (std::int64_t i = 0; i < rows; ++i) {
+                const Candidates<T>& c = row[i].found;
+                for (; next[i] < c.count && c.key[next[i]] < from + kShortChunk; ++next[i])
+                    w[i * kShortChunk + c.key[next[i]] - from] = c.score[next[i]];
+                if (next[i] > 0 && c.key[next[i] - 1] >= last) last = c.key[next[i] - 1] + 1;
+            }
+            if (last > from)
+                product<T>(rows, wide, last - from, w, kShortChunk, 1, values.row(from), values.ld, out, wide, true);
+        }
     }
 };

@@ -17,6 +17,7 @@ inline void weights(const Family<T>& family, const Candidates<T>& c, T* w, T* sl
 }
 
 constexpr std::int64_t kShort = 32;  // long sums are sums of short ones: less rounding
+constexpr std::int64_t kShortChunk = 128;  // the same in tiles
 
 template <class T, int V>
 inline void gather_columns(std::int64_t n, const T* w, const std::int32_t* key, const T* rows,

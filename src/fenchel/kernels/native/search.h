@@ -187,7 +187,7 @@ inline std::int64_t keep_above(Candidates<T>& c, T cut) {
 template <class T>
 inline T cut_below(const Family<T>& family, const Offset<T>& at) {
     const double exact = at.value() - family.reach();
-    if (!(exact == exact)) return -std::numeric_limits<T>::infinity();
+    if (!(std::fabs(exact) < HUGE_VAL)) return -std::numeric_limits<T>::infinity();  // or NaN
     const double ulp = double(std::numeric_limits<T>::epsilon());
     return T(exact - 8 * ulp * (std::fabs(double(at.centre)) + std::fabs(at.rest) + std::fabs(exact)));
 }
