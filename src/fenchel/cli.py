@@ -6,16 +6,24 @@ import dataclasses
 import json
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from fenchel import __version__
-from fenchel.bench import machine, maps
+from fenchel.bench import attention, attention_summary, machine, maps
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -139,6 +147,103 @@ def bench_maps(
         typer.echo(out)
 
 
+@bench.command("attention", epilog="Example: fenchel bench attention --quick --out attention.json")
+def bench_attention(
+    largest: Annotated[
+        int | None, typer.Option(min=1, help="Leave longer sequences out. [16384; quick: 2048]")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of torch and of the kernels. [as many as torch has]")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short sequences, a minute.")] = False,
+) -> None:
+    """Time attention, forward and forward+backward, as a ratio to torch's own (SDPA).
+
+    Ours at several alphas and deviations of the scores, plain softmax, the entmax package and
+    FlexAttention in the same process, and the peak memory of each in a process of its own. The
+    full sweep takes about ten minutes on two idle cores.
+    """
+    if out is not None:
+        _make_folder(out.parent)
+    sweep = dataclasses.replace(attention.QUICK if quick else attention.FULL, threads=threads)
+    if largest is not None:
+        try:
+            sweep = sweep.up_to(largest)
+        except ValueError as problem:
+            raise typer.BadParameter(str(problem), param_hint="--largest") from None
+    with _progress(TaskProgressColumn()) as progress:
+        task = progress.add_task("timing", total=1.0)
+        report = attention.run(
+            sweep, lambda what, share: progress.update(task, description=what, advance=share)
+        )
+    document = report.as_json()
+    _print_attention(document)
+    if out is not None:
+        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        typer.echo(out)
+        typer.echo(_attention_picture(document, out.with_suffix(".svg")))
+
+
+def _print_attention(document: dict[str, Any]) -> None:
+    console = Console()
+    for direction in maps.DIRECTIONS:
+        console.print(_attention_table(document, direction))
+    for table in (_row_map_table(document), _memory_table(document)):
+        if table.row_count:
+            console.print(table)
+    for note in attention_summary.notes([*document["results"], *document["memory"]]):
+        console.print(Text(note, style="dim"))
+    if document["warning"]:
+        Console(stderr=True).print(Text(document["warning"], style="yellow"))
+
+
+def _attention_table(document: dict[str, Any], direction: str) -> Table:
+    entries = document["results"]
+    sizes = attention_summary.sizes_of(entries)
+    title = f"Time relative to SDPA, {direction} ({document['settings']['threads']} thread(s))"
+    table = Table("tokens", title=title, title_justify="left")
+    for n in sizes:
+        table.add_column(str(n), justify="right", no_wrap=True)
+    for row in attention_summary.rows(entries):
+        cells = [attention_summary.cell(entries, row, n, direction) for n in sizes]
+        style = "bold" if row.ours else ""
+        table.add_row(Text(str(row), style=style), *cells)
+    return table
+
+
+def _row_map_table(document: dict[str, Any]) -> Table:
+    table = Table("map", "rows x keys", "direction", "ratio", title_justify="left")
+    table.title = "Maps of rows, time relative to torch.softmax"
+    for entry in document["maps"]:
+        size = f"{entry['rows']} x {entry['length']}"
+        shown = entry["error"] or attention_summary.digits(entry["ratio"])
+        table.add_row(entry["method"], size, entry["direction"], shown)
+    return table
+
+
+def _memory_table(document: dict[str, Any]) -> Table:
+    table = Table("attention", "tokens", "MiB", "to SDPA", title_justify="left")
+    table.title = "Peak memory beyond the inputs, forward+backward"
+    for entry in document["memory"]:
+        extra, ratio = entry["extra_bytes"], entry["ratio"]
+        shown = "–" if extra is None else f"{extra / 2**20:.0f}"
+        relative = "–" if ratio is None else attention_summary.digits(ratio)
+        table.add_row(entry["method"], str(entry["n"]), shown, relative)
+    return table
+
+
+def _attention_picture(document: dict[str, Any], path: Path) -> str:
+    try:
+        from fenchel.report.chapters.attention import save_picture
+    except ModuleNotFoundError as missing:
+        return f'no picture: {missing.name} is missing; pip install "fenchel[report]"'
+    return str(save_picture(document, path))
+
+
 def _make_folder(folder: Path) -> None:
     """Before the work, so that nobody waits a minute for an error."""
     try:
@@ -161,7 +266,7 @@ def _timing_table(report: maps.Report) -> Table:
     return table
 
 
-def _progress() -> Progress:
+def _progress(count: ProgressColumn | None = None) -> Progress:
     """On standard error, so that standard output holds only the result."""
-    columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description:<14}"), BarColumn(), count or MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)

@@ -43,9 +43,14 @@ def row_of(entry: Entry) -> Row:
 
 
 def rows(results: Sequence[Entry]) -> list[Row]:
-    """Every row but the baseline: ours first, in the order of the measurement."""
+    """Every row but the baseline: ours first; a method's rows together, by their deviation."""
     found = dict.fromkeys(row_of(entry) for entry in results if entry["method"] != SDPA.name)
-    return sorted(found, key=lambda row: (not row.ours, row.variant != PLAIN))
+    methods = list(dict.fromkeys(row.method for row in found))
+
+    def place(row: Row) -> tuple[bool, int, bool, float]:
+        return not row.ours, methods.index(row.method), row.variant != PLAIN, row.deviation
+
+    return sorted(found, key=place)
 
 
 def timed(seconds: Sequence[float], baseline: float | None) -> Entry:
@@ -99,10 +104,13 @@ def cell(results: Sequence[Entry], row: Row, n: int, direction: str) -> str:
     """A ratio with three digits, or why there is none."""
     for entry in results:
         if row_of(entry) == row and (entry["n"], entry["direction"]) == (n, direction):
-            if entry["error"]:
-                return "absent" if "not installed" in entry["error"] else "fails"
-            return digits(entry["ratio"])
+            return _why(entry["error"]) if entry["error"] else digits(entry["ratio"])
     return "–"
+
+
+def _why(error: str) -> str:
+    known = {"ModuleNotFoundError": "absent", "NotImplementedError": "n/a"}
+    return known.get(error.partition(":")[0], "fails")
 
 
 def digits(value: float) -> str:
@@ -148,7 +156,8 @@ def _told(row: Row) -> bool:
 
 
 def _label(row: Row) -> str:
-    name = f"`{row.method.removeprefix('fl ')}`" if row.method != SDPA.name else row.method
+    code = row.ours or row.method.startswith("entmax.")
+    name = f"`{row.method.removeprefix('fl ')}`" if code else row.method
     rest = str(row).removeprefix(row.method)
     return name + rest.replace(f", {PADDED}", ", a quarter padding")
 
@@ -168,7 +177,8 @@ def _memory_sentence(memory: Sequence[Entry]) -> str:
     for entry in memory:
         if entry["ratio"] is not None and entry["method"] != SDPA.name:
             size = f"{entry['extra_bytes'] / _MIB:.0f} MiB at n = {entry['n']}"
-            parts.append(f"`{entry['method']}` {size}, {digits(entry['ratio'])} of SDPA's")
+            name = _label(Row(entry["method"], 1.0, PLAIN)).partition(",")[0]
+            parts.append(f"{name} {size}, {digits(entry['ratio'])} of SDPA's")
     if not parts:
         return ""
     return f"Peak memory beyond the inputs, forward+backward: {'; '.join(parts)}."
@@ -177,7 +187,7 @@ def _memory_sentence(memory: Sequence[Entry]) -> str:
 def _growth_sentence(fitted: Sequence[Entry]) -> str:
     wanted = ("fl Tsallis(1.5)", SDPA.name)
     parts = [
-        f"{entry['exponent']:.2f} for `{entry['method']}`"
+        f"{entry['exponent']:.2f} for {_label(row_of(entry)).partition(',')[0]}"
         for entry in fitted
         if entry["method"] in wanted
         and (entry["deviation"], entry["variant"]) == (1.0, PLAIN)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 INK, FAINT, PAPER = "#0a0b00", "#0a0b01", "#0a0b02"
@@ -33,6 +35,18 @@ _CSS = {
     GREEN: "var(--green)",
     PURPLE: "var(--purple)",
     AMBER: "var(--amber)",
+}
+
+# The light colours of the page, for pictures that stand alone.
+LIGHT = {
+    INK: "#1d2126",
+    FAINT: "#8a9099",
+    PAPER: "#fdfdfb",
+    BLUE: "#0072b2",
+    VERMILION: "#d55e00",
+    GREEN: "#008060",
+    PURPLE: "#b3548b",
+    AMBER: "#b07a00",
 }
 
 # Inches. The page shows each at about 1.3 times its size, so that type looks alike in all.
@@ -69,18 +83,34 @@ _STYLE = {
 }
 
 _Paint = Callable[[Figure], None]
+Dash = str | tuple[float, tuple[float, ...]]
 
 
 def panel(paint: _Paint, width: str = "medium", height: float = 2.1) -> str:
     """Call `paint` on an empty figure and return it as an SVG element. height: inches."""
-    with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]  # dict of str is not accepted
-        figure = Figure(figsize=(WIDTHS[width], height), layout="constrained")
+    return _for_page(_document(paint, (WIDTHS[width], height), _STYLE))
+
+
+def save(paint: _Paint, path: Path, size: tuple[float, float]) -> Path:
+    """The picture as an SVG file of its own, in the light colours. size: inches."""
+    style = {**_STYLE, "svg.fonttype": "path", "figure.facecolor": PAPER}
+    document = _document(paint, size, style)
+    for placeholder, color in LIGHT.items():
+        document = document.replace(placeholder, color)
+    path.write_text(document, encoding="utf-8")
+    return path
+
+
+def _document(paint: _Paint, size: tuple[float, float], style: dict[str, Any]) -> str:
+    with matplotlib.rc_context(style):  # type: ignore[arg-type]  # dict of str is not accepted
+        figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure)
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return _for_page(buffer.getvalue())
+        background = style["figure.facecolor"]
+        figure.savefig(buffer, format="svg", facecolor=background, metadata=nothing)
+    return buffer.getvalue()
 
 
 def _for_page(document: str) -> str:
@@ -164,3 +194,44 @@ def lines(
     ax.grid(True, color=FAINT, alpha=0.35, linewidth=0.5)
     columns = 3 if place == "lower center" else 1
     ax.legend(loc=place, handlelength=2.6, labelcolor=INK, ncols=columns)
+
+
+class Curve(NamedTuple):
+    """Ratios over sizes. band: the lowest and the highest at each size, shaded."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    color: str
+    dash: Dash = "-"
+    marker: str = ""
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+
+
+_ROUND = [base * 10.0**power for power in range(-4, 6) for base in (1, 2, 5)]
+
+
+def ratios(ax: Axes, curves: Sequence[Curve]) -> None:
+    """Both axes logarithmic, with plain numbers on them and a line where the ratio is one."""
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.axhline(1, color=INK, linewidth=1.2, zorder=1.5)
+    for curve in curves:
+        if curve.band is not None:
+            ax.fill_between(curve.x, *curve.band, color=curve.color, alpha=0.12, linewidth=0)
+            for edge in curve.band:
+                ax.plot(curve.x, edge, color=curve.color, alpha=0.55, linewidth=0.7)
+        look: Any = {"color": curve.color, "linestyle": curve.dash, "marker": curve.marker}
+        ax.plot(curve.x, curve.y, label=curve.label, markersize=3.8, **look)
+    sizes = sorted({size for curve in curves for size in curve.x})
+    ax.xaxis.set_major_locator(FixedLocator(sizes))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens(value)))
+    ax.yaxis.set_major_locator(FixedLocator(_ROUND))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    ax.grid(True, color=FAINT, alpha=0.3, linewidth=0.5)
+
+
+def _tokens(value: float) -> str:
+    return f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"

@@ -1,0 +1,250 @@
+"""Attention: what one sparse head looks at, and what it costs on the reader's machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure as Canvas
+from torch import Tensor
+
+import fenchel as fl
+from fenchel.bench import attention, attention_summary
+from fenchel.bench.attention_methods import PLAIN, Shape
+from fenchel.bench.attention_rounds import Rounds
+from fenchel.bench.attention_summary import Row
+from fenchel.bench.maps import DIRECTIONS
+from fenchel.report import draw
+from fenchel.report.chapter import Chapter, Figure, Table, Tour, number
+
+ORDER = 95
+
+_INTRO = """
+`fl.attention` takes the arguments of `scaled_dot_product_attention` and a regulariser. Nothing of
+size n × n is stored: a row keeps its threshold and the few keys above it.
+
+    out = fl.attention(q, k, v, fl.Tsallis(1.5), is_causal=True)
+    sol = fl.attention_solution(q, k, v, fl.Tsallis(1.5), is_causal=True)
+    sol.support, sol.gap, sol.head(0, 3)      # keys used, certificate, one head as a sparse matrix
+
+The times are ratios to torch's own attention, which computes softmax, measured in turn in this
+process. A key far below the threshold is skipped, so that the time depends on how widely the
+scores spread; their standard deviation is given. `fenchel bench attention` measures longer
+sequences, more alphas, memory, and other libraries.
+"""
+
+_SWEEP = attention.Sweep(
+    sizes=(512, 2048),
+    deviations=(1.0, 2.0),
+    alphas=(1.5, 2.0),
+    focus=0,
+    peers=(),
+    memory=(),
+    row_maps=None,
+    rounds=Rounds(3, 5, 3.0),
+)
+_TINY = attention.Sweep(
+    sizes=(16, 32),
+    deviations=(1.0, 2.0),
+    alphas=(1.5, 2.0),
+    focus=0,
+    peers=(),
+    memory=(),
+    row_maps=None,
+    shape=Shape(heads=2, dim=8),
+    rounds=Rounds(2, 2, 0.1),
+)
+
+# Colour, dash and marker: no two agree in all three, ours are told apart by each.
+_Look = tuple[str, draw.Dash, str]
+_DOTTED: draw.Dash = (0, (1.2, 1.2))
+_DASHED: draw.Dash = (0, (5, 1.5))
+_OURS: tuple[_Look, ...] = (
+    (draw.BLUE, "-", "o"),
+    (draw.GREEN, _DASHED, "s"),
+    (draw.PURPLE, "-.", "^"),
+)
+_PEERS: tuple[_Look, ...] = (
+    (draw.INK, _DOTTED, "."),
+    (draw.AMBER, _DOTTED, "D"),
+    (draw.VERMILION, _DOTTED, "v"),
+    (draw.VERMILION, _DASHED, "<"),
+    (draw.FAINT, _DASHED, "x"),
+    (draw.FAINT, _DOTTED, "+"),
+)
+
+
+def chapter(tour: Tour) -> Chapter:
+    results = attention.run(_TINY if tour.quick else _SWEEP).as_json()
+    return Chapter("Attention", _INTRO, (support_figure(tour), _times(results)), (_table(results),))
+
+
+# ---- the support of one head
+
+
+def support_figure(tour: Tour) -> Figure:
+    n = 40 if tour.quick else 200
+    query, key, value = _head(tour, n)
+    solution = fl.attention_solution(query, key, value, fl.Tsallis(1.5), is_causal=True)
+    sizes = solution.support.flatten()
+    visible = n * (n + 1) // 2
+    caption = (
+        f"One causal head with Tsallis(1.5) on {n} tokens that drift slowly and now and then "
+        f"return. A dot is a weight that is not zero: {number(100 * int(sizes.sum()) / visible, 2)}"
+        f" % of the cells on and below the diagonal. A query uses {int(sizes.median())} keys at "
+        f"the median and {int(sizes.max())} at most; the largest gap is "
+        f"{number(float(solution.gap.max()), 2)}."
+    )
+    alt = "Dots where a causal sparse head has weight, and how many queries use how many keys."
+    panels = (_dots(solution), _histogram(sizes))
+    return Figure(panels, caption, alt, "medium")
+
+
+def _head(tour: Tour, n: int, dim: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    """Features that drift, twice over the same stretch: (1, n, dim) each, float64."""
+    noise = torch.randn(3, n, dim, generator=tour.generator(), dtype=torch.float64)
+    drift = noise[0].cumsum(0)[: math.ceil(n / 2)].repeat(2, 1)[:n]
+    drift = drift / drift.std(0)
+    query, key = drift + 0.5 * noise[1], drift + 0.5 * noise[2]
+    return query.unsqueeze(0), key.unsqueeze(0), noise[:1]
+
+
+def _dots(solution: fl.AttentionSolution) -> str:
+    n = solution.shape[-1]
+    rows = torch.repeat_interleave(torch.arange(len(solution.rows) - 1), solution.rows.diff())
+
+    def paint(canvas: Canvas) -> None:
+        ax = canvas.subplots()
+        ax.set_title("keys with weight")
+        ax.fill([0, n, n], [0, 0, n], color=draw.FAINT, alpha=0.15, linewidth=0)
+        ax.plot(solution.keys + 0.5, rows + 0.5, "o", color=draw.BLUE, markersize=180 / n / 1.3)
+        ax.set_xlim(0, n)
+        ax.set_ylim(n, 0)
+        ax.set_aspect("equal")
+        ax.set_xlabel("key")
+        ax.set_ylabel("query")
+        ax.text(0.68 * n, 0.25 * n, "the future", ha="center", color=draw.FAINT)
+
+    return draw.panel(paint, "medium", 3.2)
+
+
+def _histogram(sizes: Tensor) -> str:
+    counts = torch.bincount(sizes)[1:]
+
+    def paint(canvas: Canvas) -> None:
+        ax = canvas.subplots()
+        ax.set_title("size of the support")
+        ax.bar(range(1, len(counts) + 1), counts.tolist(), width=0.85, color=draw.BLUE)
+        ax.set_xlabel("keys with weight")
+        ax.set_ylabel("queries")
+        ax.set_xlim(0.3, len(counts) + 0.7)
+        ax.locator_params(axis="both", nbins=6, integer=True)
+
+    return draw.panel(paint, "medium", 3.2)
+
+
+# ---- times
+
+
+def _times(results: dict[str, Any]) -> Figure:
+    caption = (
+        "Time over that of torch's attention, on logarithmic axes; below the line is faster. Lines "
+        "are medians at deviation 1, the shade reaches to deviation 2."
+    )
+    caption = f"{results['warning']} {caption}".strip()  # a warning is read first or not at all
+    alt = "Ratio of the time of sparse attention to torch's, over the number of tokens."
+    return Figure((draw.panel(_paint(results), "wide", 2.9),), caption, alt, "wide")
+
+
+def save_picture(results: dict[str, Any], path: Path) -> Path:
+    """The ratios of `fenchel bench attention` as an SVG file."""
+    shape, deviations = results["settings"], _deviations(results["results"])
+    title = (
+        "Time of attention relative to torch's scaled_dot_product_attention (the line at 1)\n"
+        f"{shape['heads']} heads of {shape['dim']}, {shape['dtype']}, {shape['threads']} thread(s); "
+        f"sparse lines: scores of deviation 1, shades: {deviations[0]:g} to {deviations[-1]:g}"
+    )
+    return draw.save(_paint(results, title), path, (8.2, 5.0))
+
+
+def _deviations(entries: list[dict[str, Any]]) -> list[float]:
+    rows = attention_summary.rows(entries)
+    return sorted({row.deviation for row in rows if row.ours and _swept(entries, row)})
+
+
+def _paint(results: dict[str, Any], title: str = "") -> Callable[[Canvas], None]:
+    entries = results["results"]
+
+    def paint(canvas: Canvas) -> None:
+        if title:
+            canvas.suptitle(title, x=0.01, ha="left", fontsize=9, linespacing=1.5)
+        axes = canvas.subplots(1, len(DIRECTIONS), sharey=True)
+        for ax, direction in zip(axes, DIRECTIONS, strict=True):
+            draw.ratios(ax, list(curves(entries, direction)))
+            ax.set_title(direction)
+            ax.set_xlabel("tokens")
+        axes[0].set_ylabel("time ÷ SDPA")
+        handles, labels = axes[0].get_legend_handles_labels()
+        canvas.legend(handles, labels, loc="outside lower center", ncols=3, handlelength=3)
+
+    return paint
+
+
+def curves(entries: list[dict[str, Any]], direction: str) -> Iterator[draw.Curve]:
+    """Ours at deviation 1 with a band over all deviations, then the peers."""
+    rows = [row for row in attention_summary.rows(entries) if row.variant == PLAIN]
+    ours = [row for row in rows if row.ours and row.deviation == 1 and "per head" not in row.method]
+    others = [row for row in rows if not row.ours]
+    for row, (color, dash, marker) in zip(ours, _OURS, strict=False):
+        found = _ratios(entries, row, direction)
+        if not found:
+            continue
+        same = [other for other in rows if other.method == row.method and _swept(entries, other)]
+        each = [_ratios(entries, other, direction) for other in same]
+        columns = [[line[n] for line in each if n in line] for n in found]
+        band = ([min(column) for column in columns], [max(column) for column in columns])
+        name = row.method.replace("fl ", "fenchel ")
+        yield draw.Curve(name, list(found), list(found.values()), color, dash, marker, band)
+    for row, (color, dash, marker) in zip(others, _PEERS, strict=False):
+        found = _ratios(entries, row, direction)
+        if found:
+            yield draw.Curve(row.method, list(found), list(found.values()), color, dash, marker)
+
+
+def _swept(entries: list[dict[str, Any]], row: Row) -> bool:
+    """Measured at every size, not at one alone."""
+    sizes = {e["n"] for e in entries if attention_summary.row_of(e) == row}
+    return sizes == set(attention_summary.sizes_of(entries))
+
+
+def _ratios(entries: list[dict[str, Any]], row: Row, direction: str) -> dict[int, float]:
+    return {
+        e["n"]: e["ratio"]
+        for e in entries
+        if attention_summary.row_of(e) == row
+        and e["direction"] == direction
+        and e["ratio"] is not None
+    }
+
+
+def _table(results: dict[str, Any]) -> Table:
+    entries = results["results"]
+    sizes = attention_summary.sizes_of(entries)
+    header = ("attention", *(f"{direction}, n = {n}" for direction in DIRECTIONS for n in sizes))
+    rows = []
+    for row in attention_summary.rows(entries):
+        cells = (
+            attention_summary.cell(entries, row, n, direction)
+            for direction in DIRECTIONS
+            for n in sizes
+        )
+        rows.append((str(row), *cells))
+    shape = results["settings"]
+    caption = (
+        f"Ratio to torch's attention: {shape['heads']} heads of {shape['dim']}, float32, "
+        f"{shape['threads']} thread(s); kernels: {results['kernels']}."
+    )
+    return Table(caption, header, tuple(rows))
