@@ -5,13 +5,17 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := .venv/installed
 DOCS_STAMP := .venv/installed-docs
 
+# Rooms whose results may depend on the kernels; tests/attention switches them itself.
+ALSO_WITHOUT := tests/contracts tests/peers tests/nn tests/hf tests/test_documents.py
+
 .PHONY: demo test test-slow lint bench docs clean
 
 demo: $(STAMP)  ## the tour: a report about every regulariser, and where it was written
 	$(BIN)/fenchel tour --out build/tour
 
-test: lint  ## lint, types, and the quick tests
+test: lint  ## lint, types, and the quick tests, with the native kernels and without
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+	FENCHEL_NATIVE=0 $(BIN)/python -m pytest -n auto --dist loadgroup $(ALSO_WITHOUT)
 
 test-slow: $(STAMP)  ## the long tests
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow

@@ -25,6 +25,7 @@ TITLES = (
     "Derivatives",
     "Views",
     "Timings",
+    "Attention",
 )
 
 

@@ -137,6 +137,9 @@ def _package(function: str, **options: Any) -> Callable[[Inputs], Tensor]:
 def _flex(x: Inputs) -> Tensor:
     if x.mask is not None or x.causal:
         raise NotImplementedError("measured without masks only")
+    refusal = _flex_refuses_backward()  # asked before anything else is compiled
+    if refusal and x.query.requires_grad:
+        raise NotImplementedError(refusal)
     output: Tensor = _compiled_flex()(x.query, x.key, x.value)
     return output
 
@@ -146,6 +149,19 @@ def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
+
+
+@functools.cache
+def _flex_refuses_backward() -> str:
+    """Its reason, or nothing. A refused compilation leaves later forward passes uncompiled, some
+    ten times slower, unless all that was compiled is forgotten: so it is asked once, and first."""
+    query = torch.zeros(1, 1, 16, 16, requires_grad=True)
+    try:
+        _compiled_flex()(query, query, query).sum().backward()
+    except NotImplementedError as refusal:
+        torch.compiler.reset()
+        return str(refusal)
+    return ""
 
 
 SDPA = Method("torch SDPA", _sdpa)

@@ -82,7 +82,8 @@ def _start(make: Callable[[], Thunk]) -> _Runner:
         return _Runner(error=_first_line(failure))
     if first >= _LONG:
         return _Runner(thunk, 1, first, [first])
-    once = min(_time(thunk, 1) for _ in range(1 if first > 0.1 else 3))  # the best is not a stall
+    # The best of three is not a stall; a call that is long enough anyway need not be asked again.
+    once = first if first > 20 * _SAMPLE else min(_time(thunk, 1) for _ in range(3))
     calls = max(1, round(_SAMPLE / max(once, 1e-9)))
     return _Runner(thunk, calls, once * calls)
 

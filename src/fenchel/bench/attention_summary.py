@@ -131,7 +131,7 @@ def readme_table(results: Entry) -> str:
     entries = results["results"]
     measured = sizes_of(entries)
     sizes = [n for n in _SHOWN if n in measured] or measured
-    header = ["time ÷ SDPA", *(f"{_short(d)} n={n}" for d in DIRECTIONS for n in sizes)]
+    header = ["time ÷ SDPA", *(f"{short(d)} n={n}" for d in DIRECTIONS for n in sizes)]
     lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     for row in filter(_told, rows(entries)):
         cells = [cell(entries, row, n, d) for d in DIRECTIONS for n in sizes]
@@ -144,7 +144,7 @@ def readme_table(results: Entry) -> str:
     return f"{table}\n\n{prose}".rstrip()
 
 
-def _short(direction: str) -> str:
+def short(direction: str) -> str:
     return {"forward": "fwd", "forward+backward": "fwd+bwd"}[direction]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ size n × n is stored: a row keeps its threshold and the few keys above it.
 
     out = fl.attention(q, k, v, fl.Tsallis(1.5), is_causal=True)
     sol = fl.attention_solution(q, k, v, fl.Tsallis(1.5), is_causal=True)
-    sol.support, sol.gap, sol.head(0, 3)      # keys used, certificate, one head as a sparse matrix
+    sol.support, sol.gap      # keys used, certificate
+    sol.head(0, 3)            # one head as a sparse matrix
 
 The times are ratios to torch's own attention, which computes softmax, measured in turn in this
 process. A key far below the threshold is skipped, so that the time depends on how widely the
@@ -84,6 +84,8 @@ def chapter(tour: Tour) -> Chapter:
 
 # ---- the support of one head
 
+_LENGTH = 4.0  # of a key: the sharper the longer
+
 
 def support_figure(tour: Tour) -> Figure:
     n = 40 if tour.quick else 200
@@ -92,8 +94,9 @@ def support_figure(tour: Tour) -> Figure:
     sizes = solution.support.flatten()
     visible = n * (n + 1) // 2
     caption = (
-        f"One causal head with Tsallis(1.5) on {n} tokens that drift slowly and now and then "
-        f"return. A dot is a weight that is not zero: {number(100 * int(sizes.sum()) / visible, 2)}"
+        f"One causal head with Tsallis(1.5) on {n} tokens that drift and, half way, start the "
+        f"same path again: queries find their neighbours and the first visit. A dot is a weight "
+        f"that is not zero, {number(100 * int(sizes.sum()) / visible, 2)}"
         f" % of the cells on and below the diagonal. A query uses {int(sizes.median())} keys at "
         f"the median and {int(sizes.max())} at most; the largest gap is "
         f"{number(float(solution.gap.max()), 2)}."
@@ -104,12 +107,15 @@ def support_figure(tour: Tour) -> Figure:
 
 
 def _head(tour: Tour, n: int, dim: int = 16) -> tuple[Tensor, Tensor, Tensor]:
-    """Features that drift, twice over the same stretch: (1, n, dim) each, float64."""
+    """Directions that drift, the second half along the path of the first: (1, n, dim) each."""
     noise = torch.randn(3, n, dim, generator=tour.generator(), dtype=torch.float64)
-    drift = noise[0].cumsum(0)[: math.ceil(n / 2)].repeat(2, 1)[:n]
-    drift = drift / drift.std(0)
-    query, key = drift + 0.5 * noise[1], drift + 0.5 * noise[2]
-    return query.unsqueeze(0), key.unsqueeze(0), noise[:1]
+    path = noise[0, : -(-n // 2)]
+    for place in range(1, len(path)):
+        path[place] += 0.9 * path[place - 1]
+    path = path.repeat(2, 1)[:n]
+    key = _LENGTH * path / path.norm(dim=-1, keepdim=True)  # equally long: no key is loud
+    query = key + 0.3 * noise[1]
+    return query.unsqueeze(0), key.unsqueeze(0), noise[2:]
 
 
 def _dots(solution: fl.AttentionSolution) -> str:
@@ -162,10 +168,13 @@ def _times(results: dict[str, Any]) -> Figure:
 def save_picture(results: dict[str, Any], path: Path) -> Path:
     """The ratios of `fenchel bench attention` as an SVG file."""
     shape, deviations = results["settings"], _deviations(results["results"])
+    setting = (
+        f"{shape['heads']} heads of {shape['dim']}, {shape['dtype']}, {shape['threads']} threads"
+    )
     title = (
         "Time of attention relative to torch's scaled_dot_product_attention (the line at 1)\n"
-        f"{shape['heads']} heads of {shape['dim']}, {shape['dtype']}, {shape['threads']} thread(s); "
-        f"sparse lines: scores of deviation 1, shades: {deviations[0]:g} to {deviations[-1]:g}"
+        f"{setting}; ours: lines at scores of deviation 1, shades from {deviations[0]:g} to "
+        f"{deviations[-1]:g}"
     )
     return draw.save(_paint(results, title), path, (8.2, 5.0))
 
@@ -233,14 +242,11 @@ def _ratios(entries: list[dict[str, Any]], row: Row, direction: str) -> dict[int
 def _table(results: dict[str, Any]) -> Table:
     entries = results["results"]
     sizes = attention_summary.sizes_of(entries)
-    header = ("attention", *(f"{direction}, n = {n}" for direction in DIRECTIONS for n in sizes))
+    pairs = [(direction, n) for direction in DIRECTIONS for n in sizes]
+    header = ("attention", *(f"{attention_summary.short(d)}, n = {n}" for d, n in pairs))
     rows = []
     for row in attention_summary.rows(entries):
-        cells = (
-            attention_summary.cell(entries, row, n, direction)
-            for direction in DIRECTIONS
-            for n in sizes
-        )
+        cells = (attention_summary.cell(entries, row, n, direction) for direction, n in pairs)
         rows.append((str(row), *cells))
     shape = results["settings"]
     caption = (
