@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor
+from fenchel._numerics import check_tensor, compute_dtype, has
 from fenchel.priors import Prior, check_base
 from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import default_scale
@@ -93,6 +93,8 @@ def prepare(
     mask, bias = _masks(attn_mask, shape, query)
     check_base(base)
     if isinstance(base, Tensor):
+        if not base.is_floating_point() and base.dtype != torch.bool:
+            base = base.to(compute_dtype(query.dtype))
         base = _broadcast(base, shape, "base", query.device)
     return Call(
         query=_four(query.expand(*lead, *query.shape[-2:])),
@@ -245,6 +247,13 @@ def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.devic
         return merged.expand(-1, *shape[-3:])
     four = torch.Size((*[1] * (4 - len(shape)), *shape))
     return padded.expand(four)
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Neither NaN nor infinity, as far as Python may look. A sum tells, in one pass."""
+    dtypes = (compute_dtype(tensor.dtype) for tensor in tensors)
+    sums = [x.detach().sum(dtype=dtype) for x, dtype in zip(tensors, dtypes, strict=True)]
+    return not has(~torch.stack(sums).isfinite())
 
 
 def stored(tensor: Tensor) -> Tensor:

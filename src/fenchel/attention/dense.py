@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fenchel._numerics import has, transformed, where
-from fenchel.attention.call import Call, stored
+from fenchel.attention.call import Call, finite, stored
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.priors import Prior, resolve
 from fenchel.regularizers.shannon import Shannon
@@ -38,8 +38,7 @@ def _fits(call: Call, regularizer: Shannon) -> bool:
     (which it does on the whole n x n matrix), biases in full precision."""
     if transformed() or call.seed is not None or isinstance(regularizer.temperature, Tensor):
         return False
-    total = call.query.detach().sum() + call.key.detach().sum() + call.value.detach().sum()
-    if 0 in call.scores_shape or has(~total.isfinite()):
+    if 0 in call.scores_shape or not finite(call.query, call.key, call.value):
         return False  # torch lets NaN on hidden keys reach every query, and loses that of a query
     if call.base is not None and call.query.dtype in (torch.float16, torch.bfloat16):
         return False

@@ -9,16 +9,20 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import compute_dtype, has, readable, transformed, where
-from fenchel.attention.call import Call, stored
+from fenchel.attention.call import Call, finite, stored
 from fenchel.attention.cuda import adasplash_attention, adasplash_fits
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.kernels.attention import Numbers, tsallis_attention, tsallis_attention_backward
 from fenchel.kernels.library import native
+from fenchel.kernels.tsallis import EDGE_ABOVE
 from fenchel.priors import Causal, Prior, expand_to
 from fenchel.regularizers.contract import per_row
 from fenchel.regularizers.tsallis import Tsallis
 
-_WIDEST = 30.0  # log of the largest mass in a row, either way: beyond it the tiles' care is needed
+# Log of the largest mass in a row, either way: far from one the kernels' 1 + eps d loses digits.
+_WIDEST = {torch.float32: 7.0, torch.float64: 30.0}
+# Below it a mass is no float32 any more, and near softmax a large score could make up for it.
+_SMALLEST = -80.0
 
 
 def sparse_attention(call: Call, regularizer: Tsallis) -> Tensor:
@@ -44,20 +48,32 @@ def _fits(call: Call, regularizer: Tsallis) -> bool:
         return False
     if 0 in call.scores_shape or 0 in (call.query.shape[3], call.value.shape[3]):
         return False
+    if not finite(call.key, call.value):  # a dense tile would multiply them by zero
+        return False
     if isinstance(call.base, Tensor):
-        return not call.base.requires_grad and _tame(call.base, call.query.dtype)
+        tame = _is_mask_or_tame(call.base, call.query.dtype, regularizer)
+        return tame and not call.base.requires_grad
     return True
 
 
-def _tame(base: Tensor, dtype: torch.dtype) -> bool:
-    """Masses that the kernels can multiply as they are: no row is all huge or all tiny."""
+def _is_mask_or_tame(base: Tensor, dtype: torch.dtype, regularizer: Tsallis) -> bool:
     if base.dtype == torch.bool:
         return True
     base = stored(base)
-    if not readable(base) or (base.dtype == torch.float64 != dtype):
+    if not readable(base) or (base.dtype == torch.float64 != dtype) or has(~(base >= 0)):
         return False
-    largest = base.amax(-1)
-    return not has(~((base >= 0).all(-1) & (largest < 1e13) & ((largest > 1e-13) | (largest == 0))))
+    return _is_tame(base.to(compute_dtype(dtype)).log(), regularizer)
+
+
+def _is_tame(log_mass: Tensor, regularizer: Tsallis) -> bool:
+    """Masses that the kernels can multiply as they are."""
+    largest = log_mass.amax(-1)
+    fits = (largest.abs() < _WIDEST[log_mass.dtype]) | (largest == -torch.inf)
+    if log_mass.dtype == torch.float32:
+        alpha = torch.as_tensor(regularizer.alpha).detach()
+        lost = (log_mass < _SMALLEST) & (log_mass > -torch.inf)
+        fits = fits.all() & ~(lost.any() & (alpha <= 1 + EDGE_ABOVE).any())
+    return not has(~fits)
 
 
 def _attend(call: Call, regularizer: Tsallis) -> Tensor:
@@ -65,8 +81,7 @@ def _attend(call: Call, regularizer: Tsallis) -> Tensor:
     log_mass = None
     if isinstance(call.base, Prior):
         log_mass = _log_mass(call, call.base)
-        largest = log_mass.detach().amax(-1)
-        if has(~((largest.abs() < _WIDEST) | (largest == -torch.inf))):
+        if not _is_tame(log_mass.detach(), regularizer):
             return tiled(call, regularizer)
     temperature = regularizer.temperature
     query, bias, scale, bias_scale = call.query, call.bias, call.scale, 1.0
@@ -76,9 +91,9 @@ def _attend(call: Call, regularizer: Tsallis) -> Tensor:
         column = column.to(compute_dtype(query.dtype))
         query = query / column
         if bias is not None:  # -inf has no derivative in the temperature: it is a mask
-            seen = bias > -torch.inf
+            seen = bias != -torch.inf
             mask = seen if mask is None else mask & seen
-            bias = where(seen | bias.isnan(), bias, 0.0) / column
+            bias = where(seen, bias, 0.0) / column
     else:
         scale, bias_scale = scale / temperature, 1 / temperature
     eps = _eps(call, regularizer)
@@ -89,7 +104,7 @@ def _attend(call: Call, regularizer: Tsallis) -> Tensor:
         *(scale, bias_scale, log_mass is not None, call.causal, call.first),
         *(call.dropout, call.queries, save),
     )[0]
-    return output
+    return output.to(call.query.dtype)
 
 
 def _mask_and_mass(call: Call, log_mass: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fenchel._numerics import compute_dtype, full_precision, has, transformed, where
-from fenchel.attention.call import Call
+from fenchel._numerics import compute_dtype, full_precision, transformed, where
+from fenchel.attention.call import Call, finite
 from fenchel.kernels.dropout import keep_mask
 from fenchel.regularizers.contract import Regularizer
 from fenchel.solution import Solution
@@ -68,7 +68,7 @@ def attend(call: Call, regularizer: Regularizer) -> Tensor:
 def expectation(weights: Tensor, values: Tensor) -> Tensor:
     """weights @ values, where a value that carries no weight does not count, NaN or not."""
     with full_precision(weights):
-        if not has(~values.sum().isfinite()):
+        if finite(values):
             return weights @ values
         strange = ~values.isfinite()
         touched = (weights > 0).to(weights.dtype) @ strange.to(weights.dtype)
@@ -89,11 +89,19 @@ def scores(call: Call) -> Tensor:
     dtype = compute_dtype(call.query.dtype)
     query, key = call.query.to(dtype) * call.scale, _per_head(call.key, call).to(dtype)
     with full_precision(query):
-        product = query @ key.mT
+        product = _product(query, key)
     if call.bias is not None:
         product = product + call.bias.to(dtype)
     hidden = call.hidden()
     return product if hidden is None else where(~hidden, product, -torch.inf)
+
+
+def _product(query: Tensor, key: Tensor) -> Tensor:
+    """query @ key^T, where NaN of a key stays in its own column, also in derivatives."""
+    if finite(key):
+        return query @ key.mT
+    whole = key.isfinite().all(-1, keepdim=True)
+    return where(whole.mT, query @ where(whole, key, 0.0).mT, torch.nan)
 
 
 def drop(weights: Tensor, call: Call) -> Tensor:

@@ -35,8 +35,8 @@ _OPERANDS = (
     "Tensor? mass, Tensor? seed"
 )
 _NUMBERS = (
-    "float scale, float bias_scale, bool mass_is_log, bool causal, int first, float dropout, "
-    "int queries"
+    "float scale, float bias_scale, bool mass_is_log, bool causal, SymInt first, float dropout, "
+    "SymInt queries"
 )
 _LIBRARY.define(
     f"tsallis_attention({_OPERANDS}, {_NUMBERS}, bool save) "
@@ -162,20 +162,21 @@ def _backward(*arguments: object) -> tuple[Tensor, ...]:
     for name, output in zip(("eps", "scores", "log_mass"), outputs[3:], strict=True):
         setattr(g, name, output.data_ptr() if output.numel() else None)
     _run("attention_gradient", p, g)
-    return _finish(outputs, query.dtype)  # type: ignore[attr-defined]
+    return _finish(outputs, query, key, value)  # type: ignore[arg-type]
 
 
-def _finish(outputs: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _finish(outputs: tuple[Tensor, ...], *operands: Tensor) -> tuple[Tensor, ...]:
     """Partial sums added in order, results in the operands' precision."""
     query, key, value, *rest = outputs
-    total = (x[0] if x.shape[0] == 1 else x.sum(0) for x in (key, value))
-    return query.to(dtype), *(x.to(dtype) for x in total), *rest
+    sums = (query, *(x[0] if x.shape[0] == 1 else x.sum(0) for x in (key, value)))
+    return *(x.to(like.dtype) for x, like in zip(sums, operands, strict=True)), *rest
 
 
 def _backward_shapes(*arguments: object) -> tuple[Tensor, ...]:
     query, key, value = arguments[1:4]
     wanted = arguments[20]
-    return _finish(_backward_outputs(query, key, value, wanted, 1), query.dtype)  # type: ignore[arg-type,attr-defined]
+    made = _backward_outputs(query, key, value, wanted, 1)  # type: ignore[arg-type]
+    return _finish(made, query, key, value)  # type: ignore[arg-type]
 
 
 _LIBRARY.impl("tsallis_attention", _forward, "CPU")

@@ -72,13 +72,14 @@ inline auto by_kind(const Family<T>& family, Work&& work) {
     }
 }
 
-// d log p / d eps at fixed score and offset.
+// d log p / d eps at fixed score and offset. For the edge kinds its part -1 / (eps^2 y) is left out:
+// it multiplies p (g - mean), and sum p / y (g - mean) = sum r (g - mean) = 0 exactly.
 template <class T>
 inline double log_slope(const Family<T>& family, double d) {
     const double eps = family.eps;
     if (family.from_threshold()) {
         const double y = eps * d;
-        return (1 - 1 / y - std::log(y)) / (eps * eps);
+        return (1 - std::log(y)) / (eps * eps);
     }
     const double z = eps * d;
     if (std::fabs(z) < 1e-2)  // the series of z / (1 + z) - log(1 + z), by z^2

@@ -88,8 +88,10 @@ inline void bound_below(const Family<T>& family, const Candidates<T>& c, Offset<
 // left every step stays left of the root. As eps goes to 0 it becomes log sum exp, solved at once.
 template <class T>
 inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& at, int steps) {
-    // The error after a step is of the order of its square, both relative to the distances.
-    const double tolerance = 0.25 * std::sqrt(double(std::numeric_limits<T>::epsilon()));
+    // Relative to the distances, the error after a step is of the order of its square, or of its
+    // power 1 / eps where it made a key leave the support.
+    const double tolerance =
+        0.25 * std::pow(double(std::numeric_limits<T>::epsilon()), family.eps > 0.5 ? family.eps : 0.5);
     for (int k = 0; k < steps; ++k) {
         const Sums now = sums(family, c, at);
         if (!(now.slope > 0)) {  // NaN

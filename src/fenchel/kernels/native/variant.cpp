@@ -42,6 +42,7 @@ template <class T>
 bool forward(const AttentionProblem& p) {
     // Parts of a head are whole blocks; packing its keys again for each part must stay cheap.
     const std::int64_t blocks = (p.queries + kBlock - 1) / kBlock, heads = p.batch * p.heads;
+    if (heads == 0 || blocks == 0) return true;
     const std::int64_t wanted = (64 + heads - 1) / heads, most = (blocks + 3) / 4;
     const std::int64_t parts = wanted < most ? wanted : most;
     return share<Forward<T>>(

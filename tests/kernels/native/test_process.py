@@ -1,0 +1,158 @@
+"""Threads, forks, and processes where the library is disabled, missing or of another version."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import fenchel as fl
+from fenchel.kernels import library
+from tests.kernels.native.cases import needs_library
+
+pytestmark = needs_library
+
+
+def _compute():
+    g = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 4, 130, 16, generator=g) for _ in range(3))
+    query.requires_grad_()
+    output = fl.attention(query, key, value, fl.Tsallis(1.5), is_causal=True)
+    output.sum().backward()
+    return torch.stack([output.detach().sum(), query.grad.sum()])
+
+
+def test_calls_from_several_threads():
+    expected, wrong = _compute(), []
+
+    def work():
+        wrong.extend(1 for _ in range(10) if not torch.equal(_compute(), expected))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_after_a_fork():
+    """With one thread, as torch's own operators need it too."""
+    expected = _compute()
+    child = os.fork()
+    if child == 0:
+        status = 4
+        try:
+            torch.set_num_threads(1)
+            status = 0 if torch.equal(_compute(), expected) else 3
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    pytest.fail("the forked process hangs")
+
+
+class _Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return _compute()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_in_a_loader():
+    for batch in torch.utils.data.DataLoader(_Data(), num_workers=2, timeout=60):
+        assert torch.equal(batch[0], _compute())
+
+
+SCRIPT = """
+import torch, fenchel as fl
+from fenchel.kernels import library
+x = torch.linspace(-1, 1, 2 * 9 * 8).reshape(1, 2, 9, 8)
+print(library.native() is None, "%.3f" % float(fl.attention(x, x, x, fl.Tsallis(1.5)).abs().sum()))
+"""
+
+
+def _in_a_process(package: Path, **environment: str) -> subprocess.CompletedProcess:
+    paths = {"PYTHONPATH": str(package), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package whose library a test may spoil."""
+    source = Path(fl.__file__).parent
+    shutil.copytree(source, tmp_path / "fenchel", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def _library_file(package: Path) -> Path:
+    return next((package / "fenchel/kernels").glob("_native*.so"))
+
+
+def _expected() -> str:
+    x = torch.linspace(-1, 1, 2 * 9 * 8).reshape(1, 2, 9, 8)
+    return f"{float(fl.attention(x, x, x, fl.Tsallis(1.5)).abs().sum()):.3f}"
+
+
+@pytest.mark.slow
+def test_disabled_by_the_environment(package):
+    result = _in_a_process(package, FENCHEL_NATIVE="0")
+    assert result.stdout.split() == ["True", _expected()], result.stderr
+
+
+@pytest.mark.xfail(strict=True, reason="reported: FENCHEL_NATIVE=0 loads the library first")
+def test_disabled_beside_a_broken_library(package):
+    _library_file(package).write_text("not a library")
+    result = _in_a_process(package, FENCHEL_NATIVE="0")
+    assert result.stdout.split() == ["True", _expected()], result.stderr
+
+
+def test_without_the_library(package):
+    _library_file(package).unlink()
+    result = _in_a_process(package)
+    assert result.stdout.split() == ["True", _expected()], result.stderr
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to make a foreign library")
+def test_a_library_of_another_version_is_named(package, tmp_path):
+    names = ("attention", "attention_gradient", "row_map", "row_map_gradient", "variant", "choose")
+    code = "".join(f"int fenchel_{name}() {{ return 0; }} " for name in names)
+    source = tmp_path / "other.cpp"
+    source.write_text(f'extern "C" {{ {code} int fenchel_block() {{ return 7; }} }}')
+    target = _library_file(package)
+    target.unlink()
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", target], check=True)
+    result = _in_a_process(package)
+    assert result.returncode != 0
+    assert "another version" in result.stderr
+
+
+def test_a_lesser_instruction_set_can_be_chosen():
+    loaded, best = library._State.library, library._State.library.variant
+    try:
+        assert loaded.choose("plain") == "plain"
+        assert loaded.variant == "plain"
+    finally:
+        assert loaded.choose(best) == best
