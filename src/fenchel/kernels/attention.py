@@ -64,7 +64,7 @@ class Numbers(NamedTuple):
 def _forward_outputs(query: Tensor, key: Tensor, value: Tensor, save: bool) -> tuple[Tensor, ...]:
     batch, heads, queries, _ = query.shape
     blocks = -(-queries // BLOCK)
-    capacity = BLOCK * min(ROOM, key.shape[2]) if save else 0
+    capacity = BLOCK * torch.sym_min(ROOM, key.shape[2]) if save else 0
     return (
         query.new_empty((batch, heads, queries, value.shape[3])),
         query.new_empty((batch, heads, queries, 2), dtype=torch.float64),

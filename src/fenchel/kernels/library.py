@@ -111,12 +111,19 @@ class Library:
             "variant": [],
             "choose": [ctypes.c_int],
             "block": [],
+            "layout": [],
         }
+        stale = OSError(f"{path.name} is of another version; install fenchel again")
         for name, arguments in signatures.items():
-            function = getattr(native, f"fenchel_{name}")
+            function = getattr(native, f"fenchel_{name}", None)
+            if function is None:
+                raise stale
             function.argtypes, function.restype = arguments, ctypes.c_int
-        if native.fenchel_block() != BLOCK:
-            raise OSError(f"{path.name} is of another version; install fenchel again")
+        structures = (AttentionProblem, AttentionGradient, RowsProblem, RowsGradient)
+        if native.fenchel_block() != BLOCK or native.fenchel_layout() != sum(
+            ctypes.sizeof(structure) for structure in structures
+        ):
+            raise stale
 
     def call(self, name: str, *operands: Structure) -> None:
         """Run one kernel. The interpreter's lock is released meanwhile."""
@@ -134,6 +141,8 @@ class Library:
 
 
 def _load() -> Library | None:
+    if os.environ.get("FENCHEL_NATIVE", "1") == "0":
+        return None
     paths = sorted(Path(__file__).parent.glob("_native*.so"))
     return Library(paths[0]) if paths else None
 
@@ -142,7 +151,7 @@ class _State:
     """One place that says whether native code runs; tests switch it."""
 
     library = _load()
-    enabled = os.environ.get("FENCHEL_NATIVE", "1") != "0"
+    enabled = True
 
 
 def native() -> Library | None:
@@ -152,8 +161,9 @@ def native() -> Library | None:
 
 def describe() -> str:
     """One line for `fenchel info`."""
-    if _State.library is None:
-        return "not built (no C++ compiler at installation): results are the same, slower"
-    if not _State.enabled:
+    if os.environ.get("FENCHEL_NATIVE", "1") == "0":
         return "disabled by FENCHEL_NATIVE=0: results are the same, slower"
+    if native() is None:
+        return "not built (no C++ compiler at installation): results are the same, slower"
+    assert _State.library is not None
     return f"in use, {_State.library.variant} instructions"

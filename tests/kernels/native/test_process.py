@@ -122,7 +122,6 @@ def test_disabled_by_the_environment(package):
     assert result.stdout.split() == ["True", _expected()], result.stderr
 
 
-@pytest.mark.xfail(strict=True, reason="reported: FENCHEL_NATIVE=0 loads the library first")
 def test_disabled_beside_a_broken_library(package):
     _library_file(package).write_text("not a library")
     result = _in_a_process(package, FENCHEL_NATIVE="0")

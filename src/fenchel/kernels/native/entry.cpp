@@ -69,6 +69,10 @@ FENCHEL_EXPORT int fenchel_attention_gradient(const AttentionProblem* p, const A
 FENCHEL_EXPORT int fenchel_row_map(const RowsProblem* p) { return FENCHEL_CALL(row_map(*p)); }
 FENCHEL_EXPORT int fenchel_row_map_gradient(const RowsGradient* p) { return FENCHEL_CALL(row_map_gradient(*p)); }
 
+// Changes when a struct does, so that a library of another version is noticed.
+FENCHEL_EXPORT int fenchel_layout() {
+    return int(sizeof(AttentionProblem) + sizeof(AttentionGradient) + sizeof(RowsProblem) + sizeof(RowsGradient));
+}
 FENCHEL_EXPORT int fenchel_block() { return int(kBlock); }
 FENCHEL_EXPORT int fenchel_variant() { return int(chosen); }
 // A lesser variant than the machine's best, for tests; returns what is used from now on.

@@ -86,7 +86,7 @@ inline unsigned above(Vec<T> v, Vec<T> cut) {
 // For each byte of bits: the lanes that are set, first to last.
 struct Squeeze {
     alignas(32) std::int32_t lane[256][8];
-    Squeeze() {
+    constexpr Squeeze() : lane() {
         for (int bits = 0; bits < 256; ++bits) {
             int n = 0;
             for (int i = 0; i < 8; ++i) lane[bits][i] = 0;
@@ -95,7 +95,7 @@ struct Squeeze {
         }
     }
 };
-static const Squeeze kSqueeze;
+static constexpr Squeeze kSqueeze{};  // at compile time: no AVX2 code may run at loading
 #endif
 
 // Append the chosen lanes and their positions; writes up to W entries past the end.
