@@ -67,7 +67,8 @@ def test_the_full_sweep_asks_peers_only_where_they_can_answer() -> None:
     assert max(reach["plain softmax"]) == max(reach["FlexAttention"]) == 4096
     assert max(reach["entmax.entmax_bisect 1.5"]) == 1024
     assert reach["entmax.entmax15 k=512"] == [1024, 2048]  # below, top-k is the sort itself
-    assert set(reach["fl Tsallis(1.3)"]) == set(attention.FULL.sizes)
+    assert set(reach["fl Tsallis(1.5)"]) == set(attention.FULL.sizes)
+    assert max(reach["fl Tsallis(1.3)"]) == 4096  # longer takes minutes
 
 
 def test_a_shorter_sweep_moves_its_extras() -> None:
@@ -295,3 +296,10 @@ def test_flex_attention_stays_compiled_when_its_backward_is_refused() -> None:
         methods.thunk(methods.FLEX, inputs, "forward+backward")
     with torch.compiler.set_stance("fail_on_recompile"):
         methods.FLEX.call(inputs)
+
+
+def test_long_sequences_are_measured_with_the_first_alpha_alone():
+    sweep = attention.Sweep(sizes=(64, 128), focus=64, long=64, alphas=(1.5, 2.0), peers=())
+    names = {n: {case.method.name for case in sweep.cases(n)} for n in sweep.sizes}
+    assert names[64] - names[128] >= {"fl Tsallis(2)"}
+    assert "fl Tsallis(1.5)" in names[128]

@@ -45,6 +45,7 @@ class Sweep:
     deviations: tuple[float, ...] = (0.2, 1.0, 2.0)
     alphas: tuple[float, ...] = (1.5, 2.0, 1.3)
     focus: int = 4096  # here also flat scores, alpha per head, causal and padded
+    long: int = 4096  # beyond it the first alpha alone: minutes each, and nothing new
     peers: tuple[tuple[Method, int], ...] = (
         (methods.SOFTMAX, 4096),
         (methods.FLEX, 4096),
@@ -83,7 +84,8 @@ class Sweep:
 
     def cases(self, n: int) -> list[Case]:
         """All that is timed in turn at n tokens; each variant has its own baseline."""
-        ours = [methods.tsallis(alpha) for alpha in self.alphas]
+        alphas = self.alphas if n <= self.long else self.alphas[:1]
+        ours = [methods.tsallis(alpha) for alpha in alphas]
         found = [Case(methods.SDPA, n)]
         found += [Case(method, n, deviation) for method in ours for deviation in self.deviations]
         if n == self.focus:
