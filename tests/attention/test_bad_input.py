@@ -198,9 +198,9 @@ def test_a_strange_query_makes_nan_in_its_own_row(name, dtype):
 @pytest.mark.parametrize("how", ["bool", "causal", "base", "prior"])
 @pytest.mark.parametrize("name", ["shannon", "tsallis 1", "tsallis 1.3", "tsallis 1.5", "norm"])
 def test_what_a_hidden_key_holds_does_not_matter(name, how, content):
-    """Padding may be uninitialised memory. (A value that is NaN does reach: 0 * NaN.)"""
-    key = K.clone()
-    key[:, :, 5] = content  # the last of six keys, of which five queries see five causally
+    """Padding may be uninitialised memory, its keys and its values."""
+    key, value = K.clone(), V.clone()
+    key[:, :, 5] = value[:, :, 5] = content  # the last of six keys, of which five queries see five causally
     seen = torch.arange(6) < 5
     options = {
         "bool": {"attn_mask": seen},
@@ -208,7 +208,7 @@ def test_what_a_hidden_key_holds_does_not_matter(name, how, content):
         "base": {"base": seen},
         "prior": {"base": fl.priors.KeyPadding(torch.tensor(5))},
     }[how]
-    output = attend(key=key, regularizer=REGULARIZERS[name], **options)
+    output = attend(key=key, value=value, regularizer=REGULARIZERS[name], **options)
     assert output.isfinite().all()
     wanted = dense(Q, K, V, REGULARIZERS[name], **options)
     assert largest_difference(output, wanted) <= 1e-13

@@ -63,14 +63,15 @@ class Numbers(NamedTuple):
 
 def _forward_outputs(query: Tensor, key: Tensor, value: Tensor, save: bool) -> tuple[Tensor, ...]:
     batch, heads, queries, _ = query.shape
-    blocks = -(-queries // BLOCK)
-    capacity = BLOCK * torch.sym_min(ROOM, key.shape[2]) if save else 0
+    # Flat, because an axis of blocks may have length one, for which compilers make code of its own.
+    a_block = BLOCK * torch.sym_min(ROOM, key.shape[2])
+    pool = batch * heads * -(-queries // BLOCK) * a_block if save else 0
     return (
         query.new_empty((batch, heads, queries, value.shape[3])),
         query.new_empty((batch, heads, queries, 2), dtype=torch.float64),
         query.new_empty((batch, heads, queries), dtype=torch.int32),
-        query.new_empty((batch, heads, blocks, capacity), dtype=torch.int32),
-        query.new_empty((batch, heads, blocks, capacity), dtype=compute_dtype(query.dtype)),
+        query.new_empty(pool, dtype=torch.int32),
+        query.new_empty(pool, dtype=compute_dtype(query.dtype)),
     )
 
 
@@ -95,7 +96,7 @@ def _keep(
     p: AttentionProblem, offset: Tensor, count: Tensor, saved_key: Tensor, saved_distance: Tensor
 ) -> None:
     p.offset, p.count = offset.data_ptr(), count.data_ptr()
-    p.capacity = saved_key.shape[3]
+    p.capacity = saved_key.numel() // (p.batch * p.heads * -(-p.queries // BLOCK) or 1)
     p.saved_key, p.saved_distance = saved_key.data_ptr(), saved_distance.data_ptr()
 
 

@@ -12,21 +12,28 @@ QUICK, SLOW = 12, 150  # cases a group
 
 
 def _deviation(made: torch.Tensor, exact: torch.Tensor, size: float) -> float:
+    if exact.numel() == 0:
+        return 0.0
     error = (made.double() - exact.double()).abs()
     return float(error.max()) / (max(size, float(exact.double().abs().max())) or 1.0)
 
 
-def _agree(case: Case, made: dict, plain: dict, exact: dict, steep: float, smooth: float) -> None:
-    """Errors relative to the largest number of each kind; `exact` in float64, by the tiles."""
+def _agree(case: Case, made: dict, plain: dict, exact: dict) -> None:
+    """Errors relative to the largest number of each kind; `exact` in float64, by the tiles.
+
+    At most twice the error of the tiles in the same precision, and a few units of rounding, which
+    is what is left to compare where the tiles are the reference themselves.
+    """
     size = sizes(case)
     for name, result in made.items():
         assert result.dtype == plain[name].dtype, (case.seed, name)
-        assert result.isfinite().all(), (case.seed, name)
+        fits = exact[name].abs() < torch.finfo(result.dtype).max / 2  # float16 gradients may not
+        assert result[fits].isfinite().all(), (case.seed, name)
         scale = size.get(name, size["other"])
-        error = _deviation(result, exact[name], scale)
-        usual = _deviation(plain[name], exact[name], scale)
+        error = _deviation(result[fits], exact[name][fits], scale)
+        usual = _deviation(plain[name][fits], exact[name][fits], scale)
         unit = max(torch.finfo(result.dtype).eps, torch.finfo(case.dtype).eps)
-        allowed = 8 * usual + (steep if case.steep else smooth) * unit * (1 + size["scores"])
+        allowed = 2 * usual + _units(case, name) * unit * (1 + size["scores"])
         assert error <= allowed, (case.seed, name, error, allowed, case.notes)
 
 
@@ -35,11 +42,18 @@ def _check(case: Case) -> None:
     with native(False):
         plain = run(case)
         exact = plain if case.dtype == torch.float64 else run(case, torch.float64)
-    if case.dtype != torch.float64 and case.steep:  # ulp^(1/3) moves a weight: outputs only
-        made = {"output": made["output"]}
-    if not exact.get("alpha", torch.zeros(())).isfinite().all():
-        made.pop("alpha", None)  # the tiles' derivative in alpha of a row that sees nothing
-    _agree(case, made, plain, exact, 1e9 if case.dtype == torch.float64 else 1e4, 1024)
+    _agree(case, made, plain, exact)
+
+
+def _units(case: Case, name: str) -> float:
+    """Units of rounding. Derivatives in alpha and slopes are sums over every query and key.
+
+    For alpha > 2 an ulp of a score may move a weight by ulp^(1 / (alpha - 1)), up to 2^34 ulps in
+    float64; in float32 the tiles feel the same, and their own error says how much.
+    """
+    if case.steep:
+        return 2**19 if case.dtype == torch.float64 else 64
+    return {"alpha": 64, "slopes": 1024}.get(name, 16)
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
@@ -66,4 +80,4 @@ def test_plain_instructions_agree(group):
         with native(variant="plain"):
             other = run(case)
         exact = other if case.dtype == torch.float64 else run(case, torch.float64)
-        _agree(case, made, other, exact, 0, 256)
+        _agree(case, made, other, exact)

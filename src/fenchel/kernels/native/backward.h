@@ -13,7 +13,7 @@ struct Backward {
     Buffer<T> key_sum, value_sum, query_sum, wide_distance, wide_gain;
     Buffer<T> distance, mass, weight, slope, gain;
     std::int64_t wide, value_wide, ld;
-    bool packed = false, poisoned = false;
+    bool packed = false, poisoned = false, finite_values = true;
 
     static constexpr std::int64_t kGroup = 8;   // blocks of queries worked on together
     std::int64_t lines = 0, entries = 0;
@@ -94,6 +94,9 @@ struct Backward {
         poisoned = true;
         for (std::int64_t j = 0; j < wide; ++j) query_sum.get()[i * wide + j] = std::numeric_limits<T>::quiet_NaN();
         if (out.eps) out.eps[at.number + i] = std::numeric_limits<double>::quiet_NaN();
+        for (void* of_keys : {out.scores, out.log_mass})
+            for (std::int64_t j = 0; of_keys && j < p.keys; ++j)
+                wide_entry(of_keys, at, i)[j] = std::numeric_limits<T>::quiet_NaN();
         return true;
     }
 
@@ -218,6 +221,8 @@ struct Backward {
         if (!packed) {
             scores.panels.pack(keys.data, keys.ld, p.keys, p.dim);
             value_panels.pack(values.data, values.ld, p.keys, p.value_dim);
+            if (!keys.finite(p.keys, p.dim)) keys.clean(p.keys, p.dim);
+            finite_values = values.finite(p.keys, p.value_dim);
             packed = true;
         }
         const std::int64_t last = scores.limit(at.first + stop - 1), rows = stop - first;
@@ -273,6 +278,8 @@ struct Backward {
         T* w = weight.reserve(ld + 64);
         T* r = slope.reserve(ld + 64);
         weights(f, c, w, r);
+        if (!finite_values)
+            for (std::int64_t j = 0; j < end; ++j) g[j] = r[j] > 0 ? g[j] : T(0);
         const double mean = wide_centre(end, r, g);
         if (out.eps) {
             double total = 0;

@@ -26,7 +26,13 @@ struct Family {
     double room(double mass) const {
         if (kind == Kind::softmax) return -std::log(mass);
         if (kind == Kind::gentle) return std::expm1(-eps * std::log(mass)) / eps;
-        return std::pow(mass, -eps) / eps;
+        return mass == 1 ? 1 / eps : std::pow(mass, -eps) / eps;
+    }
+    // (1 - 1 / norm) / eps, norm = mass^eps; log mass for eps = 0.
+    double gain(double mass) const {
+        if (kind == Kind::ramp) return 1 - 1 / mass;
+        if (kind == Kind::square) return 2 - 2 / std::sqrt(mass);
+        return eps > 0 ? -std::expm1(-eps * std::log(mass)) / eps : std::log(mass);
     }
     // From the offset or threshold as it is kept, down to the score that gets nothing.
     double reach() const {

@@ -8,6 +8,7 @@ struct Forward {
     Buffer<T> chunk, candidate_score, candidate_mass, sum_of_values;
     Buffer<std::int32_t> candidate_key;
     std::int64_t room;  // candidates a row may have
+    bool finite_values = true;
 
     explicit Forward(const AttentionProblem& problem)
         : p(problem), scores(problem), room(padded(problem.keys, 16) + 64) {}
@@ -26,6 +27,7 @@ struct Forward {
         keys.take(p.key, b, kv, 0, visible, p.dim, T(1));
         scores.panels.pack(keys.data, keys.ld, visible, p.dim);
         values.take(p.value, b, kv, 0, visible, p.value_dim, T(1));
+        finite_values = values.finite(visible, p.value_dim);
         for (std::int64_t first = start; first < stop; first += kBlock)
             block(b, h, first, first + kBlock < stop ? first + kBlock : stop, visible);
     }
@@ -64,13 +66,7 @@ struct Forward {
         Candidates<T>& c = row.found;
         if (c.count == 0 && !c.mass) row.cut = first_cut(row.family, s, n);
         const std::int64_t before = c.count;
-        const Vec<T> cut = fill<T>(row.cut);
-        for (std::int64_t j = 0; j < n; j += W) {
-            const Vec<T> v = load<T>(s + j);
-            const unsigned bits = above<T>(v, cut);
-            if (bits)
-                c.count += append<T>(bits, v, std::int32_t(from + j), c.score + c.count, c.key + c.count);
-        }
+        c.count += collect_above(s, n, row.cut, std::int32_t(from), c.score + before, c.key + before);
         if (c.mass)
             for (std::int64_t i = before; i < c.count; ++i) c.mass[i] = scores.mass(b, h, query, c.key[i]);
         if (c.count > (row.family.cheap() ? 3 : 2) * c.tightened + 64) row.cut = tighten(row.family, c, row.at, false);
@@ -98,7 +94,7 @@ struct Forward {
         T* out = sum_of_values.reserve(kBlock * wide);
         std::memset(out, 0, rows * wide * sizeof(T));
         const std::int64_t seen = scores.limit(first + rows - 1);
-        if (3 * saved > rows * seen)
+        if (finite_values && 3 * saved > rows * seen)  // a tile multiplies hidden values by 0
             expect_by_tiles(row, rows, wide, out);
         else
             for (std::int64_t i = 0; i < rows; ++i)

@@ -108,6 +108,25 @@ struct Rows {
         ld = wide;
     }
     const T* row(std::int64_t i) const { return data + i * ld; }
+
+    bool finite(std::int64_t n, std::int64_t columns) const {
+        bool all = true;
+        for (std::int64_t i = 0; i < n && all; ++i) {
+            T zero = 0;  // x * 0 is NaN for what is not finite
+            for (std::int64_t j = 0; j < columns; ++j) zero += row(i)[j] * T(0);
+            all = zero == 0;
+        }
+        return all;
+    }
+    // Numbers that are not finite become 0: for products with weights that are 0 there.
+    void clean(std::int64_t n, std::int64_t columns) {
+        const std::int64_t wide = padded(columns, kColumns<T>);
+        T* to = own.reserve(n * wide);  // in place, or from a tensor without padding
+        for (std::int64_t i = 0; i < n; ++i)
+            for (std::int64_t j = 0; j < columns; ++j) to[i * wide + j] = std::isfinite(row(i)[j]) ? row(i)[j] : T(0);
+        data = to;
+        ld = wide;
+    }
 };
 
 // The hash of dropout.py on 32-bit words.

@@ -29,7 +29,7 @@ struct Offset {
 };
 
 struct Sums {
-    double mass = 0, slope = 0;  // sum p, sum r
+    double mass = 0, slope = 0, bend = 0;  // sums of p = y^(1/eps), p / y and p / y^2
 };
 
 template <class T, Kind K>
@@ -38,7 +38,7 @@ inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T
     const Vec<T> centre = fill<T>(at.centre), high = fill<T>(at.high()), low = fill<T>(at.low());
     Sums total;
     for (std::int64_t start = 0; start < c.count; start += 32 * W) {
-        Vec<T> mass{}, slope{};  // short sums in T, long ones in double
+        Vec<T> mass{}, slope{}, bend{};  // short sums in T, long ones in double
         const std::int64_t stop = start + 32 * W < c.count ? start + 32 * W : c.count;
         for (std::int64_t i = start; i < stop; i += W) {
             Vec<T> p, r;
@@ -50,9 +50,12 @@ inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T
             }
             mass += p;
             slope += r;
+            if constexpr (K == Kind::gentle || K == Kind::edge)
+                bend += pick<T>(p > fill<T>(std::numeric_limits<T>::min()), r * r / p, Vec<T>{});
         }
         total.mass += sum<T>(mass);
         total.slope += sum<T>(slope);
+        total.bend += sum<T>(bend);
     }
     return total;
 }
@@ -84,23 +87,32 @@ inline void bound_below(const Family<T>& family, const Candidates<T>& c, Offset<
     }
 }
 
-// Newton on the norm (sum nu y^(1/eps))^eps, which is convex in the offset for eps <= 1: from the
-// left every step stays left of the root. As eps goes to 0 it becomes log sum exp, solved at once.
+// Solve norm = 1 for the norm (sum nu y^(1/eps))^eps, which is convex in the offset for eps <= 1: from
+// the left every step of Newton stays left of the root. As eps goes to 0 it becomes log sum exp,
+// solved at once. Where only the root matters and not the side (`to_root`), general powers, which are
+// dear, take Halley's step: its error is of the third order.
 template <class T>
-inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& at, int steps) {
-    // Relative to the distances, the error after a step is of the order of its square, or of its
-    // power 1 / eps where it made a key leave the support.
-    const double tolerance =
-        0.25 * std::pow(double(std::numeric_limits<T>::epsilon()), family.eps > 0.5 ? family.eps : 0.5);
+inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& at, int steps, bool to_root) {
+    const double eps = family.eps;
+    const bool halley = to_root && !family.cheap() && eps > 0 && eps <= 0.5;
+    // Relative to the distances, the error after a step is of the order of its square (Halley: its
+    // cube), or of its power 1 / eps where it made a key leave the support.
+    const double order = std::max(eps, halley ? 1. / 3 : 0.5), ulp = double(std::numeric_limits<T>::epsilon());
+    const double tolerance = 0.25 * (order == 0.5 ? std::sqrt(ulp) : order == 1 ? ulp : std::pow(ulp, order));
     for (int k = 0; k < steps; ++k) {
         const Sums now = sums(family, c, at);
         if (!(now.slope > 0)) {  // NaN
             at.rest = std::numeric_limits<double>::quiet_NaN();
             return;
         }
-        const double log_mass = std::log(now.mass);
-        const double gain = family.eps > 0 ? -std::expm1(-family.eps * log_mass) / family.eps : log_mass;
-        const double step = now.mass * gain / now.slope;
+        const double gain = family.gain(now.mass);
+        double step = now.mass * gain / now.slope;
+        // Newton covers at most the part 1 - 1 / norm of the way to the largest score, so that for a
+        // norm below 2 a step longer by a third cannot reach it, where no mass is left.
+        if (halley && eps * gain < 0.5) {
+            const double curve = gain * (1 - eps) * (now.mass * now.bend / (now.slope * now.slope) - 1);
+            if (curve < 0.5) step /= 1 - curve / 2;
+        }
         at.rest += step;
         if (!(std::fabs(step) * now.slope > tolerance * now.mass)) return;
     }
@@ -184,6 +196,25 @@ inline std::int64_t keep_above(Candidates<T>& c, T cut) {
     return kept;
 }
 
+// Append the scores above the cut, of n padded with -inf to whole vectors, with their keys. Where most
+// vectors hold one, a branch would be guessed wrong too often.
+template <class T>
+inline std::int64_t collect_above(const T* s, std::int64_t n, T cut, std::int32_t first, T* score, std::int32_t* key) {
+    constexpr int W = Lanes<T>::W;
+    const Vec<T> limit = fill<T>(cut);
+    std::int64_t found = 0, j = 0;
+    for (; j < n && 12 * found < j + 64; j += W) {
+        const Vec<T> v = load<T>(s + j);
+        const unsigned bits = above<T>(v, limit);
+        if (bits) found += append<T>(bits, v, first + std::int32_t(j), score + found, key + found);
+    }
+    for (; j < n; j += W) {
+        const Vec<T> v = load<T>(s + j);
+        found += append<T>(above<T>(v, limit), v, first + std::int32_t(j), score + found, key + found);
+    }
+    return found;
+}
+
 // A score at or below which no key can carry mass, whatever keys are still to come: adding keys only
 // raises the offset. A few ulps are left for rounding.
 template <class T>
@@ -226,7 +257,7 @@ inline T first_cut(const Family<T>& family, const T* s, std::int64_t n) {
     few.pad();
     Offset<T> at;
     bound_below(family, few, at);
-    if (!family.steep()) newton(family, few, at, 3);
+    if (!family.steep()) newton(family, few, at, 3, false);
     return cut_below(family, at);
 }
 
@@ -241,7 +272,7 @@ inline T tighten(const Family<T>& family, Candidates<T>& c, Offset<T>& at, bool 
     }
     bound_below(family, c, at);
     if (family.kind == Kind::softmax) {
-        if (finish) newton(family, c, at, 60);
+        if (finish) newton(family, c, at, 60, true);
         c.tightened = c.count;
         return -std::numeric_limits<T>::infinity();
     }
@@ -250,7 +281,7 @@ inline T tighten(const Family<T>& family, Candidates<T>& c, Offset<T>& at, bool 
     if (family.steep())
         bracketed(family, c, at);
     else
-        newton(family, c, at, finish ? 60 : family.cheap() ? 2 : 1);
+        newton(family, c, at, finish ? 60 : family.cheap() ? 2 : 1, finish);
     const T cut = cut_below(family, at);
     if (!finish) {
         c.count = keep_above(c, cut);

@@ -1,5 +1,6 @@
 // All kernels for one instruction set. Compiled once for each, with FENCHEL_VARIANT and the flags of
 // that set; nothing here may be shared with another variant.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

@@ -159,7 +159,8 @@ inline int squeeze(unsigned bits, Vec<T> v, const std::int32_t* from, T* values,
 }
 
 // Exponential and logarithm: polynomials of Cephes (Moshier) for float, the library's for double.
-inline Vec<float> exponential(Vec<float> x) {
+// Summed in pairs, because the time is that of the longest chain of products.
+__attribute__((always_inline)) inline Vec<float> exponential(Vec<float> x) {
     using I = Mask<float>;
     x = at_least<float>(x, -87.3f);
     x = x < fill<float>(88.3f) ? x : fill<float>(88.3f);
@@ -167,16 +168,14 @@ inline Vec<float> exponential(Vec<float> x) {
     const I exponent = ((I)shifted - (I)fill<float>(12582912.0f)) << 23;
     const Vec<float> whole = shifted - 12582912.0f;
     const Vec<float> r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    Vec<float> y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = (y * r * r + r) + 1.0f;
+    const Vec<float> r2 = r * r;
+    Vec<float> y = (r * 1.9875691500e-4f + 1.3981999507e-3f) * r2 + (r * 8.3334519073e-3f + 4.1665795894e-2f);
+    y = y * r2 + (r * 1.6666665459e-1f + 5.0000001201e-1f);
+    y = (y * r2 + r) + 1.0f;
     return (Vec<float>)((I)y + exponent);
 }
 // Of positive, normal numbers.
-inline Vec<float> logarithm(Vec<float> x) {
+__attribute__((always_inline)) inline Vec<float> logarithm(Vec<float> x) {
     using I = Mask<float>;
     I exponent = (((I)x >> 23) & 255) - 126;
     Vec<float> m = (Vec<float>)(((I)x & 0x007FFFFF) | 0x3F000000);  // in [1/2, 1)
@@ -184,15 +183,10 @@ inline Vec<float> logarithm(Vec<float> x) {
     exponent += small;  // a mask is -1
     m = (small ? m + m : m) - 1.0f;
     const Vec<float> e = __builtin_convertvector(exponent, Vec<float>);
-    const Vec<float> z = m * m;
-    Vec<float> y = m * 7.0376836292e-2f - 1.1514610310e-1f;
-    y = y * m + 1.1676998740e-1f;
-    y = y * m - 1.2420140846e-1f;
-    y = y * m + 1.4249322787e-1f;
-    y = y * m - 1.6668057665e-1f;
-    y = y * m + 2.0000714765e-1f;
-    y = y * m - 2.4999993993e-1f;
-    y = y * m + 3.3333331174e-1f;
+    const Vec<float> z = m * m, z2 = z * z;
+    const Vec<float> high = (m * 7.0376836292e-2f - 1.1514610310e-1f) * z + (m * 1.1676998740e-1f - 1.2420140846e-1f);
+    const Vec<float> middle = (m * 1.4249322787e-1f - 1.6668057665e-1f) * z + (m * 2.0000714765e-1f - 2.4999993993e-1f);
+    Vec<float> y = (high * z2 + middle) * m + 3.3333331174e-1f;
     y = y * m * z + e * -2.12194440e-4f - 0.5f * z;
     return (m + y) + e * 0.693359375f;
 }
