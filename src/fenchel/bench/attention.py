@@ -90,7 +90,7 @@ class Sweep:
         found += [Case(method, n, deviation) for method in ours for deviation in self.deviations]
         if n == self.focus:
             found += [Case(method, n, _FLAT) for method in ours]
-            found.append(Case(methods.PER_HEAD, n))
+            found += [Case(methods.PER_HEAD, n, deviation) for deviation in self.deviations]
             for variant in (CAUSAL, PADDED):
                 masked = (methods.SDPA, *ours)
                 found += [Case(method, n, variant=variant) for method in masked]

@@ -20,6 +20,7 @@ struct Family {
     }
     bool from_threshold() const { return kind != Kind::softmax && kind != Kind::gentle; }
     bool steep() const { return eps > 1; }
+    bool has_rough() const { return kind == Kind::edge && sizeof(T) == 4; }
     bool cheap() const { return kind == Kind::square || kind == Kind::ramp; }
 
     // How far below a key of this mass, carrying everything alone, the threshold or offset lies.
@@ -65,6 +66,23 @@ inline void weigh(const Family<T>& family, Vec<T> d, Vec<T>& p, Vec<T>& r) {
         p = r * safe;
     }
 }
+
+// The same for a first approach to the offset; see kRough.
+template <class T, Kind K>
+inline void weigh_roughly(const Family<T>& family, Vec<T> d, Vec<T>& p, Vec<T>& r) {
+    if constexpr (K == Kind::edge && sizeof(T) == 4) {
+        const Vec<T> y = d * family.e;
+        const Mask<T> on = y > fill<T>(std::numeric_limits<T>::min());
+        const Vec<T> safe = pick<T>(on, y, fill<T>(1));
+        r = pick<T>(on, rough_power(safe, family.inverse - T(1)), Vec<T>{});
+        p = r * safe;
+    } else {
+        weigh<T, K>(family, d, p, r);
+    }
+}
+
+// With p and r wrong by 4e-4 and eps >= 1/4, Newton's step is wrong by less than this times mass / slope.
+constexpr double kRough = 4e-3;
 
 // Call work.template operator()<Kind>() for the family's kind.
 template <class T, class Work>

@@ -32,7 +32,7 @@ struct Sums {
     double mass = 0, slope = 0, bend = 0;  // sums of p = y^(1/eps), p / y and p / y^2
 };
 
-template <class T, Kind K>
+template <class T, Kind K, bool Rough>
 inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T>& at) {
     constexpr int W = Lanes<T>::W;
     const Vec<T> centre = fill<T>(at.centre), high = fill<T>(at.high()), low = fill<T>(at.low());
@@ -42,7 +42,8 @@ inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T
         const std::int64_t stop = start + 32 * W < c.count ? start + 32 * W : c.count;
         for (std::int64_t i = start; i < stop; i += W) {
             Vec<T> p, r;
-            weigh<T, K>(family, ((load<T>(c.score + i) - centre) - high) - low, p, r);
+            const Vec<T> d = ((load<T>(c.score + i) - centre) - high) - low;
+            Rough ? weigh_roughly<T, K>(family, d, p, r) : weigh<T, K>(family, d, p, r);
             if (c.mass) {
                 const Vec<T> m = load<T>(c.mass + i);
                 p *= m;
@@ -50,7 +51,7 @@ inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T
             }
             mass += p;
             slope += r;
-            if constexpr (K == Kind::gentle || K == Kind::edge)
+            if constexpr (!Rough && (K == Kind::gentle || K == Kind::edge))
                 bend += pick<T>(p > fill<T>(std::numeric_limits<T>::min()), r * r / p, Vec<T>{});
         }
         total.mass += sum<T>(mass);
@@ -61,8 +62,11 @@ inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T
 }
 
 template <class T>
-inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T>& at) {
-    return by_kind(family, [&](auto kind) { return sums<T, decltype(kind)::value>(family, c, at); });
+inline Sums sums(const Family<T>& family, const Candidates<T>& c, const Offset<T>& at, bool rough) {
+    return by_kind(family, [&](auto kind) {
+        constexpr Kind K = decltype(kind)::value;
+        return rough ? sums<T, K, true>(family, c, at) : sums<T, K, false>(family, c, at);
+    });
 }
 
 // The best lower bound that one key alone gives; the key becomes the centre.
@@ -90,7 +94,7 @@ inline void bound_below(const Family<T>& family, const Candidates<T>& c, Offset<
 // Solve norm = 1 for the norm (sum nu y^(1/eps))^eps, which is convex in the offset for eps <= 1: from
 // the left every step of Newton stays left of the root. As eps goes to 0 it becomes log sum exp,
 // solved at once. Where only the root matters and not the side (`to_root`), general powers, which are
-// dear, take Halley's step: its error is of the third order.
+// dear, take Halley's step, whose error is of the third order, after a first one from rough powers.
 template <class T>
 inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& at, int steps, bool to_root) {
     const double eps = family.eps;
@@ -100,7 +104,8 @@ inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& a
     const double order = std::max(eps, halley ? 1. / 3 : 0.5), ulp = double(std::numeric_limits<T>::epsilon());
     const double tolerance = 0.25 * (order == 0.5 ? std::sqrt(ulp) : order == 1 ? ulp : std::pow(ulp, order));
     for (int k = 0; k < steps; ++k) {
-        const Sums now = sums(family, c, at);
+        const bool rough = family.has_rough() && (k == 0 || !to_root);
+        const Sums now = sums(family, c, at, rough);
         if (!(now.slope > 0)) {  // NaN
             at.rest = std::numeric_limits<double>::quiet_NaN();
             return;
@@ -109,6 +114,10 @@ inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& a
         double step = now.mass * gain / now.slope;
         // Newton covers at most the part 1 - 1 / norm of the way to the largest score, so that for a
         // norm below 2 a step longer by a third cannot reach it, where no mass is left.
+        if (rough) {
+            at.rest += std::max(0.0, step - kRough * now.mass / now.slope);  // stays on the left
+            continue;
+        }
         if (halley && eps * gain < 0.5) {
             const double curve = gain * (1 - eps) * (now.mass * now.bend / (now.slope * now.slope) - 1);
             if (curve < 0.5) step /= 1 - curve / 2;

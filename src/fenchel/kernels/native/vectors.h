@@ -190,6 +190,19 @@ __attribute__((always_inline)) inline Vec<float> logarithm(Vec<float> x) {
     y = y * m * z + e * -2.12194440e-4f - 0.5f * z;
     return (m + y) + e * 0.693359375f;
 }
+// x^k of positive, normal numbers for 0 < k < 3, to a relative error of 4e-4 and a third of the time.
+__attribute__((always_inline)) inline Vec<float> rough_power(Vec<float> x, float k) {
+    using I = Mask<float>;
+    const Vec<float> e = __builtin_convertvector(((I)x >> 23) - 127, Vec<float>);
+    const Vec<float> m = (Vec<float>)(((I)x & 0x007FFFFF) | 0x3F800000), m2 = m * m;  // in [1, 2)
+    const Vec<float> log2 = (m * 0.62603218f - 2.07833517f - m2 * 0.07844068f) * m2 + (m * 4.02921139f - 2.49835315f) + e;
+    const Vec<float> y = at_least<float>(log2 * k, -126.0f);
+    const Vec<float> shifted = y + 12582912.0f;  // rounds to a whole number
+    const I exponent = ((I)shifted - (I)fill<float>(12582912.0f)) << 23;
+    const Vec<float> r = y - (shifted - 12582912.0f);
+    const Vec<float> power = (r * 0.05583828f + 0.24263948f) * (r * r) + (r * 0.69313673f + 0.99992456f);
+    return (Vec<float>)((I)power + exponent);
+}
 inline Vec<double> exponential(Vec<double> x) {
     for (int i = 0; i < Lanes<double>::W; ++i) x[i] = std::exp(x[i]);
     return x;

@@ -1,0 +1,179 @@
+"""Functions psi_1 .. psi_N over R^d, in which value functions are written.
+
+A basis knows its values at points and its expectations under the densities of this room.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_tensor, has
+from fenchel.continuous import expectations, matrices
+from fenchel.continuous.densities import Density, Gaussian, Paraboloid
+from fenchel.continuous.overlap import under_tsallis as overlap
+
+
+class Basis(Protocol):
+    """What value functions and densities ask of a basis."""
+
+    centers: Tensor  # (N, d)
+
+    def __call__(self, points: Tensor) -> Tensor: ...
+
+    def expectation(self, density: Density, tolerance: float | None = None) -> Tensor: ...
+
+
+class GaussianBasis:
+    """psi_j(t) = N(t; centers_j, covariances_j). centers (N, d), covariances (N, d, d) or (d, d).
+
+    >>> basis = GaussianBasis(torch.tensor([[0.0], [1.0]]), 0.1 * torch.eye(1))
+    >>> Gaussian(torch.zeros(1), torch.eye(1)).expect(basis)
+    tensor([0.3804, 0.2415])
+    """
+
+    def __init__(self, centers: Tensor, covariances: Tensor) -> None:
+        self.centers, self.covariances = _checked(centers, covariances, "covariances")
+
+    @classmethod
+    def grid(cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0) -> Self:
+        """count^dim equal functions in the cells' centres of [low, high]^dim."""
+        return cls(cell_centers(count, dim, low, high), variance * torch.eye(dim))
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """points (..., d) -> (..., N)"""
+        factor = matrices.cholesky(self.covariances)
+        return matrices.normal_log_density(_apart(points, self.centers), factor).exp()
+
+    def __len__(self) -> int:
+        return int(self.centers.shape[0])
+
+    def to(self, *target: Any, **options: Any) -> Self:
+        """As `Tensor.to`."""
+        move = (x.to(*target, **options) for x in (self.centers, self.covariances))
+        return type(self)(*move)
+
+    def expectation(self, density: Density, tolerance: float | None = None) -> Tensor:
+        """E[psi_j] under each density of the batch. (..., N)"""
+        _check_dim(density, self.centers)
+        tolerance = _tolerance(tolerance, density)
+        mean, scale = density.mean.unsqueeze(-2), density.scale.unsqueeze(-3)
+        centre, covariance = self.centers.to(mean.device), self.covariances.to(mean.device)
+        if _is(density, 1.0):
+            return expectations.under_gaussian(mean, scale, centre, covariance)
+        if _is(density, 2.0):
+            return expectations.under_paraboloid(mean, scale, centre, covariance, tolerance)
+        eps = _eps(density).unsqueeze(-1)
+        made = expectations.under_tsallis(mean, scale, _away_from_zero(eps), centre, covariance, tolerance)
+        if not has(eps < _SMALLEST):
+            return made
+        gaussian = expectations.under_gaussian(mean, scale, centre, covariance)
+        return torch.where(eps < _SMALLEST, gaussian.to(made.dtype) + (made - made.detach()), made)
+
+
+class ParaboloidBasis:
+    """psi_j = the truncated paraboloid of centre and scale j. centers (N, d), scales (N, d, d).
+
+    Under a Gaussian any dimension up to 3; under sparse densities 1 (exact) and 2 (to 1e-6).
+    """
+
+    def __init__(self, centers: Tensor, scales: Tensor) -> None:
+        self.centers, self.scales = _checked(centers, scales, "scales")
+
+    @classmethod
+    def grid(cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0) -> Self:
+        """count^dim equal functions of that variance, centred in the cells of [low, high]^dim."""
+        centers = cell_centers(count, dim, low, high)
+        one = Paraboloid.from_covariance(centers[0], variance * torch.eye(dim))
+        return cls(centers, one.scale)
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """points (..., d) -> (..., N)"""
+        return Paraboloid(self.centers, self.scales).prob(points.unsqueeze(-2))
+
+    def __len__(self) -> int:
+        return int(self.centers.shape[0])
+
+    def to(self, *target: Any, **options: Any) -> Self:
+        """As `Tensor.to`."""
+        move = (x.to(*target, **options) for x in (self.centers, self.scales))
+        return type(self)(*move)
+
+    def expectation(self, density: Density, tolerance: float | None = None) -> Tensor:
+        """E[psi_j] under each density of the batch. (..., N)"""
+        _check_dim(density, self.centers)
+        tolerance = _tolerance(tolerance, density)
+        mean, scale = density.mean.unsqueeze(-2), density.scale.unsqueeze(-3)
+        centre, own = self.centers.to(mean.device), self.scales.to(mean.device)
+        if _is(density, 1.0):  # the integral of a product does not mind which factor is the density
+            return expectations.under_paraboloid(centre, own, mean, scale, tolerance)
+        if density.dim > 2:
+            raise ValueError(
+                f"paraboloids under a sparse density need d <= 2, got {density.dim}; "
+                "use GaussianBasis, or a Gaussian density"
+            )
+        return overlap(mean, scale, _eps(density).unsqueeze(-1), centre, own)
+
+
+_SMALLEST = 1e-9  # alpha - 1 below it is computed as a Gaussian, which differs by as little
+
+
+def _away_from_zero(eps: Tensor) -> Tensor:
+    """Moved to _SMALLEST where it is less, with the derivative of what it was."""
+    return eps + (eps.clamp_min(_SMALLEST) - eps).detach()
+
+
+def cell_centers(count: int, dim: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Centres of the count^dim equal cells of [low, high]^dim, the last coordinate fastest. (N, d)"""
+    if count < 1 or dim < 1 or not low < high:
+        raise ValueError(f"need count, dim >= 1 and low < high, got {count}, {dim}, {low}, {high}")
+    line = [low + (high - low) * (i + 0.5) / count for i in range(count)]
+    return torch.tensor(list(itertools.product(line, repeat=dim)))
+
+
+def _checked(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    check_tensor(centers, "centers")
+    check_tensor(squares, name)
+    if centers.dim() != 2 or not centers.is_floating_point() or 0 in centers.shape:
+        raise ValueError(f"centers must be (N, d) and not empty, got {tuple(centers.shape)}")
+    matrices.check_positive_definite(squares, name)
+    n, d = centers.shape
+    if squares.shape not in ((d, d), (n, d, d)):
+        raise ValueError(f"{name} must be ({d}, {d}) or ({n}, {d}, {d}), got {tuple(squares.shape)}")
+    if has(~centers.detach().isfinite()):
+        raise ValueError("centers must be finite; they hold NaN or infinity")
+    return centers, squares.to(centers.dtype).expand(n, d, d)
+
+
+def _check_dim(density: Density, centers: Tensor) -> None:
+    if density.dim != centers.shape[1]:
+        raise ValueError(f"the density has d = {density.dim}, the basis d = {centers.shape[1]}")
+
+
+def _apart(points: Tensor, centers: Tensor) -> Tensor:
+    """(..., N, d)"""
+    if points.shape[-1] != centers.shape[1]:
+        raise ValueError(f"points must be (..., {centers.shape[1]}), got {tuple(points.shape)}")
+    return points.unsqueeze(-2) - centers
+
+
+def _tolerance(tolerance: float | None, density: Density) -> float:
+    if tolerance is None:
+        return expectations.default_tolerance(density.mean.dtype)
+    if not 1e-14 <= tolerance <= 1e-2:
+        raise ValueError(f"tolerance must be between 1e-14 and 1e-2, got {tolerance}")
+    return float(tolerance)
+
+
+def _is(density: Density, alpha: float) -> bool:
+    return not isinstance(density.alpha, Tensor) and density.alpha == alpha
+
+
+def _eps(density: Density) -> Tensor:
+    return density._eps.expand(density.batch_shape)
+
+
+__all__ = ["Basis", "Gaussian", "GaussianBasis", "Paraboloid", "ParaboloidBasis", "cell_centers"]
