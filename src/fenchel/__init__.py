@@ -5,7 +5,7 @@
 Choose Omega and the base measure, get weights, exact derivatives and a certificate.
 """
 
-from fenchel import nn, priors, scores
+from fenchel import continuous, nn, priors, scores
 from fenchel._version import __version__
 from fenchel.attention import (
     AttentionSolution,
@@ -33,6 +33,7 @@ __all__ = [
     "__version__",
     "attention",
     "attention_solution",
+    "continuous",
     "entmax",
     "fenchel_young_loss",
     "nn",

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, has
+from fenchel._numerics import check_tensor, check_whole, has
 from fenchel.continuous import expectations, matrices
 from fenchel.continuous.densities import Density, Gaussian, Paraboloid
 from fenchel.continuous.overlap import under_tsallis as overlap
@@ -41,7 +41,7 @@ class GaussianBasis:
     @classmethod
     def grid(cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0) -> Self:
         """count^dim equal functions in the cells' centres of [low, high]^dim."""
-        return cls(cell_centers(count, dim, low, high), variance * torch.eye(dim))
+        return cls(cell_centers(*[count] * dim, low=low, high=high), variance * torch.eye(dim))
 
     def __call__(self, points: Tensor) -> Tensor:
         """points (..., d) -> (..., N)"""
@@ -86,7 +86,7 @@ class ParaboloidBasis:
     @classmethod
     def grid(cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0) -> Self:
         """count^dim equal functions of that variance, centred in the cells of [low, high]^dim."""
-        centers = cell_centers(count, dim, low, high)
+        centers = cell_centers(*[count] * dim, low=low, high=high)
         one = Paraboloid.from_covariance(centers[0], variance * torch.eye(dim))
         return cls(centers, one.scale)
 
@@ -126,12 +126,19 @@ def _away_from_zero(eps: Tensor) -> Tensor:
     return eps + (eps.clamp_min(_SMALLEST) - eps).detach()
 
 
-def cell_centers(count: int, dim: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Centres of the count^dim equal cells of [low, high]^dim, the last coordinate fastest. (N, d)"""
-    if count < 1 or dim < 1 or not low < high:
-        raise ValueError(f"need count, dim >= 1 and low < high, got {count}, {dim}, {low}, {high}")
-    line = [low + (high - low) * (i + 0.5) / count for i in range(count)]
-    return torch.tensor(list(itertools.product(line, repeat=dim)))
+def cell_centers(*counts: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Centres of the cells of [low, high]^d cut into so many along each axis, the last one fastest.
+
+    >>> cell_centers(2)
+    tensor([[0.2500],
+            [0.7500]])
+    """
+    if not counts or not low < high:
+        raise ValueError(f"need a count for each axis and low < high, got {counts}, {low}, {high}")
+    for count in counts:
+        check_whole(count, "counts", 1)
+    lines = ([low + (high - low) * (i + 0.5) / count for i in range(count)] for count in counts)
+    return torch.tensor(list(itertools.product(*lines)))
 
 
 def _checked(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tensor]:

@@ -153,9 +153,8 @@ class Density(Distribution):
 
         `tolerance`: error relative to 1 + |value|; 1e-9 in float64 and 1e-6 in float32.
         """
-        from fenchel.continuous.expectations import expect
-
-        return expect(self, basis, tolerance)
+        expected: Tensor = basis.expectation(self, tolerance)
+        return expected
 
     # ---- how others make one
 

@@ -15,7 +15,7 @@ struct Backward {
     std::int64_t wide, value_wide, ld;
     bool packed = false, poisoned = false, finite_values = true;
 
-    static constexpr std::int64_t kGroup = 8;   // blocks of queries worked on together
+    static constexpr std::int64_t kGroup = 4;   // blocks of queries worked on together
     std::int64_t lines = 0, entries = 0;
 
     Backward(const AttentionProblem& problem, const AttentionGradient& gradient)

@@ -8,7 +8,8 @@ struct Forward {
     Buffer<T> chunk, candidate_score, candidate_mass, sum_of_values;
     Buffer<std::int32_t> candidate_key;
     std::int64_t room;  // candidates a row may have
-    bool finite_values = true;
+    std::int64_t values_taken = 0;
+    enum class Answer { unasked, no, yes } finite_values = Answer::unasked;
 
     explicit Forward(const AttentionProblem& problem)
         : p(problem), scores(problem), room(padded(problem.keys, 16) + 64) {}
@@ -27,7 +28,8 @@ struct Forward {
         keys.take(p.key, b, kv, 0, visible, p.dim, T(1));
         scores.panels.pack(keys.data, keys.ld, visible, p.dim);
         values.take(p.value, b, kv, 0, visible, p.value_dim, T(1));
-        finite_values = values.finite(visible, p.value_dim);
+        finite_values = Answer::unasked;
+        values_taken = visible;
         for (std::int64_t first = start; first < stop; first += kBlock)
             block(b, h, first, first + kBlock < stop ? first + kBlock : stop, visible);
     }
@@ -94,7 +96,7 @@ struct Forward {
         T* out = sum_of_values.reserve(kBlock * wide);
         std::memset(out, 0, rows * wide * sizeof(T));
         const std::int64_t seen = scores.limit(first + rows - 1);
-        if (finite_values && 3 * saved > rows * seen)  // a tile multiplies hidden values by 0
+        if (3 * saved > rows * seen && tiles_are_safe())
             expect_by_tiles(row, rows, wide, out);
         else
             for (std::int64_t i = 0; i < rows; ++i)
@@ -106,6 +108,13 @@ struct Forward {
             const std::int64_t number = (b * p.heads + h) * p.queries + first + i;
             write_row<T>(p.output, p.query.dtype, number * p.value_dim, p.value_dim, to);
         }
+    }
+
+    // A tile multiplies hidden values by 0, which only finite ones survive.
+    bool tiles_are_safe() {
+        if (finite_values == Answer::unasked)
+            finite_values = values.finite(values_taken, p.value_dim) ? Answer::yes : Answer::no;
+        return finite_values == Answer::yes;
     }
 
     static bool unanswered(const Row& row) { return row.found.count && !(row.at.rest == row.at.rest); }

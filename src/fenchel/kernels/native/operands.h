@@ -110,13 +110,10 @@ struct Rows {
     const T* row(std::int64_t i) const { return data + i * ld; }
 
     bool finite(std::int64_t n, std::int64_t columns) const {
-        bool all = true;
-        for (std::int64_t i = 0; i < n && all; ++i) {
-            T zero = 0;  // x * 0 is NaN for what is not finite
-            for (std::int64_t j = 0; j < columns; ++j) zero += row(i)[j] * T(0);
-            all = zero == 0;
-        }
-        return all;
+        Vec<T> zero{};  // x * 0 is NaN for what is not finite; rows are whole vectors
+        for (std::int64_t i = 0; i < n; ++i)
+            for (std::int64_t j = 0; j < columns; j += Lanes<T>::W) zero += load<T>(row(i) + j) * T(0);
+        return sum<T>(zero) == 0;
     }
     // Numbers that are not finite become 0: for products with weights that are 0 there.
     void clean(std::int64_t n, std::int64_t columns) {

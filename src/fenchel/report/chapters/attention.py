@@ -224,8 +224,9 @@ def curves(entries: list[dict[str, Any]], direction: str) -> Iterator[draw.Curve
 
 
 def _swept(entries: list[dict[str, Any]], row: Row) -> bool:
-    """Measured at several sizes, not at one alone."""
-    return len({e["n"] for e in entries if attention_summary.row_of(e) == row}) > 1
+    """Measured at several sizes, not at one of many alone."""
+    sizes = {e["n"] for e in entries if attention_summary.row_of(e) == row}
+    return len(sizes) > 1 or sizes == set(attention_summary.sizes_of(entries))
 
 
 def _ratios(entries: list[dict[str, Any]], row: Row, direction: str) -> dict[int, float]:

@@ -1,0 +1,342 @@
+"""Mixtures fitted to weights at positions by expectation and maximisation (CLAIMS F-E5.12..5.16).
+
+    responsibility_kl = mixing_k N(t_l; mean_k, covariance_k) / sum over k
+    mass_k = sum_l w_l responsibility_kl,   mean_k, covariance_k = the moments under w_l responsibility_kl
+
+Everything is batched and in the log domain; a component without mass keeps what it had and weight 0.
+A fixed number of iterations is differentiable in the weights and the positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_whole, where
+from fenchel.continuous import matrices
+from fenchel.continuous.densities import Gaussian, Paraboloid
+from fenchel.continuous.mixture import Mixture, log_mixing
+from fenchel.continuous.moments import FLOOR, _checked
+from fenchel.regularizers import Regularizer, Shannon
+from fenchel.solve import solve
+
+Family = type[Gaussian] | type[Paraboloid]
+
+
+class Parameters(NamedTuple):
+    """Of Gaussians in batch: (..., K), (..., K, d), (..., K, d, d)."""
+
+    mixing: Tensor
+    mean: Tensor
+    covariance: Tensor
+
+
+class Data(NamedTuple):
+    """Weights that sum to one (..., L), positions (L, d), the least variance."""
+
+    weights: Tensor
+    positions: Tensor
+    least: Tensor
+
+
+# ---- where to start
+
+
+class Start(Protocol):
+    """Makes one or more starting points, the axis of restarts in front."""
+
+    def parameters(self, data: Data, modes: int) -> Parameters: ...
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The box of the positions cut into equal pieces, one mode in each (the thesis' start).
+
+    2 modes: halves of the first coordinate; 4: quarters; K: rows times columns as even as can be.
+    """
+
+    def parameters(self, data: Data, modes: int) -> Parameters:
+        inside = _pieces(data.positions, modes)  # (K, L)
+        share = data.weights.unsqueeze(-2) * inside.to(data.weights.dtype)
+        # A piece that has no weight gets the moments of its positions, and mixing weight 0.
+        even = inside.to(share.dtype).expand(share.shape)
+        mass = share.sum(-1)
+        used = where(mass > 0, mass, 1.0).unsqueeze(-1)
+        rule = torch.where((mass > 0).unsqueeze(-1), share / used, even / even.sum(-1, keepdim=True).clamp_min(1))
+        mean, covariance = _moments(rule, data)
+        return Parameters(*(x.unsqueeze(0) for x in (mass, mean, covariance)))
+
+
+@dataclass(frozen=True)
+class Random:
+    """Means drawn from the weighted positions, all with the covariance of the whole."""
+
+    restarts: int = 3
+    generator: torch.Generator | None = None
+
+    def parameters(self, data: Data, modes: int) -> Parameters:
+        check_whole(self.restarts, "restarts", 1)
+        batch = data.weights.shape[:-1]
+        flat = data.weights.detach().reshape(-1, data.weights.shape[-1])
+        # Without replacement where enough positions carry weight: equal means would stay equal.
+        chances = (flat + 1e-12 * flat.amax(-1, keepdim=True)).repeat(self.restarts, 1)
+        drawn = torch.multinomial(chances, modes, generator=self.generator)
+        shape = (self.restarts, *batch, modes)
+        mean = data.positions[drawn.reshape(shape)]
+        _, whole = _moments(data.weights.unsqueeze(-2), data)
+        covariance = whole.expand(*shape, *whole.shape[-2:])
+        return Parameters(data.weights.new_full(shape, 1 / modes), mean, covariance)
+
+
+# ---- the algorithm
+
+
+def fit_mixture(
+    weights: Tensor,
+    positions: Tensor,
+    modes: int = 2,
+    *,
+    iterations: int = 20,
+    tolerance: float | None = None,
+    start: Start | Mixture | None = None,
+    regularizer: Regularizer | None = None,
+    family: Family = Gaussian,
+    floor: float = FLOOR,
+) -> Mixture:
+    """A mixture of `modes` Gaussians that maximises sum_l w_l log p(t_l).
+
+    weights (..., L) >= 0, positions (L, d) -> batch (...).
+
+    iterations: all of them are done, and differentiated; with a `tolerance`, at most so many,
+        until the log-likelihood of every member of the batch gains less.
+    start: `Regions()` by default, `Random(restarts)` (the best is kept), or a mixture.
+    regularizer: mixing = argmax <log mass, p> - Omega(p). Shannon, the default, is ordinary EM;
+        `Tsallis(2.0)` drops modes of little mass.
+    family: `Paraboloid` gives sparse modes with the moments of the Gaussian ones.
+
+    >>> import fenchel.continuous as fc
+    >>> positions = fc.cell_centers(8)
+    >>> weights = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0])
+    >>> fit_mixture(weights, positions, 2).mixing
+    tensor([0.2500, 0.7500])
+    """
+    data = _data(weights, positions, modes, iterations, floor)
+    regularizer = Shannon() if regularizer is None else regularizer
+    begun = _begin(start, data, modes)
+    made = _iterate(begun, data, iterations, tolerance, regularizer)
+    best = _best(made, data)
+    if family is Gaussian:
+        return Mixture(best.mixing, Gaussian(best.mean, best.covariance))
+    if family is Paraboloid:
+        return Mixture(best.mixing, Paraboloid.from_covariance(best.mean, best.covariance))
+    raise TypeError(f"family must be Gaussian or Paraboloid, got {family!r}")
+
+
+def log_likelihood(parameters: Parameters, data: Data) -> Tensor:
+    """sum_l w_l log p(t_l). (...)"""
+    joint = _joint(parameters, data)
+    return (data.weights * torch.logsumexp(joint, -2)).sum(-1)
+
+
+def _data(weights: Tensor, positions: Tensor, modes: int, iterations: int, floor: float) -> Data:
+    check_whole(modes, "modes", 1)
+    check_whole(iterations, "iterations", 0)
+    weights, positions = _checked(weights, positions)
+    if modes > len(positions):
+        raise ValueError(f"modes must be at most the number of positions, {len(positions)}, got {modes}")
+    if not floor > 0:
+        raise ValueError(f"floor must be > 0, got {floor}: a mode on one position has no variance")
+    spread = (positions - positions.mean(0)).square().mean().detach()
+    least = floor * torch.where(spread > 0, spread, torch.ones_like(spread))
+    return Data(weights / weights.sum(-1, keepdim=True), positions, least)
+
+
+def _begin(start: Start | Mixture | None, data: Data, modes: int) -> Parameters:
+    if not isinstance(start, Mixture):
+        return (Regions() if start is None else start).parameters(data, modes)
+    if start.mixing.shape[-1] != modes:
+        raise ValueError(f"the start has {start.mixing.shape[-1]} modes, asked for {modes}")
+    parameters = (start.mixing, start.components.mean, start.components.covariance_matrix)
+    return Parameters(*(x.unsqueeze(0) for x in parameters))
+
+
+def _iterate(
+    now: Parameters, data: Data, most: int, tolerance: float | None, regularizer: Regularizer
+) -> Parameters:
+    reached = None
+    for _ in range(most):
+        now = _step(now, data, regularizer)
+        if tolerance is None:
+            continue
+        before, reached = reached, log_likelihood(now, data).detach()
+        if before is not None and bool((reached - before <= tolerance).all()):
+            break
+    return now
+
+
+def _step(now: Parameters, data: Data, regularizer: Regularizer) -> Parameters:
+    joint = _joint(now, data)
+    share = torch.softmax(joint, -2) * data.weights.unsqueeze(-2)  # (..., K, L)
+    mass = share.sum(-1)
+    alive = mass > torch.finfo(mass.dtype).tiny
+    rule = share / where(alive, mass, 1.0).unsqueeze(-1)
+    mean, covariance = _moments(rule, data)
+    mean = torch.where(alive.unsqueeze(-1), mean, now.mean)
+    covariance = torch.where(alive[..., None, None], covariance, now.covariance)
+    if isinstance(regularizer, Shannon) and regularizer.temperature == 1.0:
+        return Parameters(mass, mean, covariance)  # softmax of the logarithms is the mass itself
+    return Parameters(solve(log_mixing(mass), regularizer).weights, mean, covariance)
+
+
+def _joint(now: Parameters, data: Data) -> Tensor:
+    """log mixing_k N(t_l; mean_k, covariance_k). (..., K, L)"""
+    factor = matrices.cholesky(now.covariance).unsqueeze(-3)
+    apart = data.positions - now.mean.unsqueeze(-2)  # (..., K, L, d)
+    return log_mixing(now.mixing).unsqueeze(-1) + matrices.normal_log_density(apart, factor)
+
+
+def _moments(rule: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+    """Mean and covariance under weights (..., K, L) that sum to one, with the floor."""
+    mean = rule @ data.positions
+    apart = data.positions - mean.unsqueeze(-2)
+    covariance = (rule.unsqueeze(-1) * apart).mT @ apart
+    with torch.no_grad():
+        raised = (data.least - matrices.smallest_eigenvalue(covariance)).clamp_min(0)
+    eye = torch.eye(apart.shape[-1], dtype=apart.dtype, device=apart.device)
+    return mean, covariance + raised[..., None, None] * eye
+
+
+def _best(made: Parameters, data: Data) -> Parameters:
+    """Of the restarts, for each member of the batch. (R, ..., K) -> (..., K)"""
+    if made.mixing.shape[0] == 1:
+        return Parameters(*(x[0] for x in made))
+    return _chosen(made, log_likelihood(made, data).argmax(0))
+
+
+def _chosen(made: Parameters, index: Tensor) -> Parameters:
+    """made (R, ..., K), index (...)"""
+
+    def pick(x: Tensor) -> Tensor:
+        where_to = index.reshape(1, *index.shape, *(1,) * (x.dim() - 1 - index.dim()))
+        return x.gather(0, where_to.expand(1, *x.shape[1:])).squeeze(0)
+
+    return Parameters(*(pick(x) for x in made))
+
+
+def _pieces(positions: Tensor, modes: int) -> Tensor:
+    """Which of `modes` equal pieces of the box holds a position. bool (K, L)"""
+    columns = 1
+    if positions.shape[1] > 1:
+        columns = max(k for k in range(1, math.isqrt(modes) + 1) if modes % k == 0)
+    rows = modes // columns
+    number = _cell(positions[:, 0], rows) * columns
+    if columns > 1:
+        number = number + _cell(positions[:, 1], columns)
+    return number == torch.arange(modes, device=positions.device).unsqueeze(-1)
+
+
+def _cell(line: Tensor, count: int) -> Tensor:
+    low, high = line.detach().min(), line.detach().max()
+    size = torch.where(high > low, high - low, torch.ones_like(high))
+    return ((line.detach() - low) / size * count).long().clamp(max=count - 1)
+
+
+# ---- how many modes
+
+
+@dataclass(frozen=True)
+class PerMode:
+    """price times the number of modes (the thesis' criterion, CLAIMS F-Tab6.4)."""
+
+    price: float = 10.0
+
+    def __call__(self, modes: int, dim: int, positions: int) -> float:
+        return self.price * modes
+
+
+@dataclass(frozen=True)
+class AIC:
+    """Twice the number of free parameters."""
+
+    def __call__(self, modes: int, dim: int, positions: int) -> float:
+        return 2.0 * free_parameters(modes, dim)
+
+
+@dataclass(frozen=True)
+class BIC:
+    """log(positions) for each free parameter."""
+
+    def __call__(self, modes: int, dim: int, positions: int) -> float:
+        return math.log(positions) * free_parameters(modes, dim)
+
+
+@dataclass(frozen=True)
+class MDL:
+    """Rissanen's two-part code, half a log(positions) for each parameter: twice it is BIC."""
+
+    def __call__(self, modes: int, dim: int, positions: int) -> float:
+        return BIC()(modes, dim, positions)
+
+
+def free_parameters(modes: int, dim: int) -> int:
+    """Means, covariances and mixing weights: 6 K - 1 in the plane."""
+    return modes * (dim + dim * (dim + 1) // 2) + modes - 1
+
+
+Penalty = Callable[[int, int, int], float]
+
+
+def select_mixture(
+    weights: Tensor,
+    positions: Tensor,
+    max_modes: int = 5,
+    penalty: float | Penalty = 10.0,
+    *,
+    iterations: int = 20,
+    tolerance: float | None = None,
+    start: Start | None = None,
+    floor: float = FLOOR,
+) -> Mixture:
+    """The mixture of 1 to `max_modes` modes with the least -2 L sum_l w_l log p(t_l) + penalty.
+
+    L is the number of positions, weights sum to one. `penalty`: a price for each mode, `AIC()`,
+    `BIC()`, `MDL()`, or a function of (modes, dim, positions). Starts: `Random(3)` by default.
+    Each member of the batch has its own number, `mixture.modes`; mixing weights beyond it are 0.
+
+    >>> import fenchel.continuous as fc
+    >>> positions = fc.cell_centers(20)
+    >>> weights = torch.where((positions[:, 0] - 0.5).abs() > 0.4, 1.0, 0.0)
+    >>> int(fc.select_mixture(weights, positions, start=fc.Regions()).modes)
+    2
+    """
+    price = PerMode(float(penalty)) if isinstance(penalty, int | float) else penalty
+    data = _data(weights, positions, max_modes, iterations, floor)
+    start = Random() if start is None else start
+    found, criteria = [], []
+    for modes in range(1, max_modes + 1):
+        begun = (Regions() if modes == 1 else start).parameters(data, modes)
+        made = _best(_iterate(begun, data, iterations, tolerance, Shannon()), data)
+        cost = price(modes, positions.shape[1], len(positions))
+        criteria.append(-2 * len(positions) * log_likelihood(made, data).detach() + cost)
+        found.append(_padded(made, max_modes))
+    stacked = Parameters(*(torch.stack(x) for x in zip(*found, strict=True)))
+    best = _chosen(stacked, torch.stack(criteria).argmin(0))
+    return Mixture(best.mixing, Gaussian(best.mean, best.covariance))
+
+
+def _padded(made: Parameters, modes: int) -> Parameters:
+    """Copies of the first component with mixing weight 0 up to so many."""
+    missing = modes - made.mixing.shape[-1]
+    zero = torch.zeros_like(made.mixing[..., :1]).expand(*made.mixing.shape[:-1], missing)
+    mean = made.mean[..., :1, :].expand(*made.mean.shape[:-2], missing, -1)
+    covariance = made.covariance[..., :1, :, :].expand(*made.covariance.shape[:-3], missing, -1, -1)
+    return Parameters(
+        torch.cat([made.mixing, zero], -1),
+        torch.cat([made.mean, mean], -2),
+        torch.cat([made.covariance, covariance], -3),
+    )

@@ -1,0 +1,128 @@
+"""Value functions: features at positions become a function of t, V(t) = B psi(t).
+
+Ridge regression gives B = H' G with G = F' (F F' + ridge I)^-1, F the basis at the positions
+(CLAIMS F-E3.17). Under a density the context is E[V] = H' (G E[psi]): a weighted sum of the features
+whose weights need neither B nor the channels (F-E3.16).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_tensor, compute_dtype, has
+from fenchel.continuous.bases import Basis
+
+
+class ValueFit:
+    """The regression, made once for positions (L, d) and a basis, and used for any features.
+
+    `padding` doubles the box of the positions with points that hold zero, so that the function
+    goes to zero beyond the border: the positions are taken to fill [0, 1]^d.
+    """
+
+    def __init__(self, positions: Tensor, basis: Basis, ridge: float = 0.01, padding: bool = False) -> None:
+        _check_positions(positions, basis)
+        if not 0 <= ridge < float("inf"):
+            raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
+        self.positions, self.basis, self.ridge, self.padding = positions, basis, ridge, padding
+        self.operator = self._operator()  # G, (L, N)
+
+    def _operator(self) -> Tensor:
+        points = self.positions
+        if self.padding:
+            points = torch.cat([points, border(points)])
+        at = self.basis(points).to(torch.float64)  # F', (L', N)
+        gram = at.mT @ at
+        eye = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+        factor, info = torch.linalg.cholesky_ex(gram + self.ridge * eye)
+        if self.ridge == 0 and _is_singular(gram):
+            raise ValueError(
+                f"without a ridge {len(points)} positions do not determine {gram.shape[0]} basis "
+                "functions; give a ridge > 0, more positions or fewer functions"
+            )
+        if has(info != 0):
+            raise ValueError(f"the regression is singular at ridge {self.ridge}; use a larger ridge")
+        solved = torch.cholesky_solve(at[: len(self.positions)].mT, factor).mT
+        return solved.to(compute_dtype(self.positions.dtype))
+
+    def __call__(self, features: Tensor) -> Values:
+        """features (..., L, channels)"""
+        return Values(features, self)
+
+
+class Values:
+    """A function of t fitted to features (..., L, channels)."""
+
+    def __init__(self, features: Tensor, fit: ValueFit) -> None:
+        check_tensor(features, "features")
+        if features.dim() < 2 or features.shape[-2] != len(fit.positions):
+            raise ValueError(
+                f"features must be (..., {len(fit.positions)}, channels), one for each position, "
+                f"got {tuple(features.shape)}"
+            )
+        self.features, self.fit = features, fit
+
+    @property
+    def coefficients(self) -> Tensor:
+        """B', (..., N, channels)"""
+        return self.fit.operator.to(self.features.dtype).mT @ self.features
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """V at points (P, d). (..., P, channels)"""
+        at = self.fit.basis(points) @ self.fit.operator.to(points.dtype).mT
+        return at.to(self.features.dtype) @ self.features
+
+    def expect(self, density: Any, tolerance: float | None = None) -> Tensor:
+        """E[V] under each density; batch axes broadcast with those of the features. (..., channels)"""
+        return self.combine(density.expect(self.fit.basis, tolerance))
+
+    def combine(self, expected: Tensor) -> Tensor:
+        """From expected basis functions (..., N). (..., channels)"""
+        weights = expected.to(self.fit.operator.dtype) @ self.fit.operator.mT  # (..., L)
+        return (weights.to(self.features.dtype).unsqueeze(-2) @ self.features).squeeze(-2)
+
+
+def fit_values(
+    features: Tensor, positions: Tensor, basis: Basis, ridge: float = 0.01, padding: bool = False
+) -> Values:
+    """The value function of features (..., L, channels) at positions (L, d).
+
+    To fit many features at the same positions make one `ValueFit` and call it.
+
+    >>> import fenchel.continuous as fc
+    >>> positions = fc.cell_centers(14, 14)
+    >>> values = fit_values(positions, positions, fc.GaussianBasis.grid(7, 0.01, 2))
+    >>> values.expect(fc.Gaussian(torch.tensor([0.5, 0.5]), 0.01 * torch.eye(2)))
+    tensor([0.4991, 0.4991])
+    """
+    check_tensor(features, "features")
+    return ValueFit(positions, basis, ridge, padding)(features)
+
+
+def border(positions: Tensor) -> Tensor:
+    """Points around [0, 1]^d, spaced as the positions are, out to [-1/2, 3/2]^d. (M, d)"""
+    moves = [move for move in itertools.product((-1, 0, 1), repeat=positions.shape[1]) if any(move)]
+    shifts = torch.tensor(moves, dtype=positions.dtype, device=positions.device)
+    copies = (positions + shifts.unsqueeze(1)).flatten(0, 1)
+    near = ((copies >= -0.5) & (copies <= 1.5)).all(-1)
+    return copies[near]
+
+
+def _check_positions(positions: Tensor, basis: Basis) -> None:
+    check_tensor(positions, "positions")
+    d = basis.centers.shape[1]
+    if positions.dim() != 2 or positions.shape[1] != d or not len(positions):
+        raise ValueError(f"positions must be (L, {d}) with L >= 1, got {tuple(positions.shape)}")
+    if not positions.is_floating_point():
+        raise TypeError(f"positions must be floating point, got {positions.dtype}")
+    if has(~positions.detach().isfinite()):
+        raise ValueError("positions must be finite; they hold NaN or infinity")
+
+
+def _is_singular(gram: Tensor) -> bool:
+    values = torch.linalg.eigvalsh(gram)
+    return bool(values[0] <= len(gram) * torch.finfo(gram.dtype).eps * values[-1])
