@@ -28,6 +28,8 @@ lint: $(STAMP)
 bench: $(STAMP)  ## measured ratios, into results/
 	$(BIN)/fenchel bench maps --out results/bench_maps.json
 	$(BIN)/fenchel bench attention --out results/bench_attention.json
+	$(BIN)/fenchel bench integrals --out results/bench_integrals.json
+	$(BIN)/fenchel bench continuous --out results/bench_continuous.json
 
 docs: $(DOCS_STAMP)  ## the site, into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs

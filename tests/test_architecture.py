@@ -20,6 +20,7 @@ ROOMS = [
     "maps",
     "losses",
     "attention",
+    "continuous",
     "nn",
     "hf",
     "testing",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import webbrowser
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fenchel import __version__
-from fenchel.bench import attention, attention_summary, machine, maps
+from fenchel.bench import attention, attention_summary, continuous, integrals, machine, maps
+from fenchel.bench.tables import Listing
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -186,6 +188,86 @@ def bench_attention(
         out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         typer.echo(out)
         typer.echo(_attention_picture(document, out.with_suffix(".svg")))
+
+
+@bench.command("integrals", epilog="Example: fenchel bench integrals --quick --out integrals.json")
+def bench_integrals(
+    out: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer integrals, seconds.")] = False,
+) -> None:
+    """Error and time of integrals over ellipses: adaptive, a hundred angles, and ours.
+
+    Expectations of Gaussians under truncated paraboloids in the plane (paper 004, Table 4.1), and
+    how the error falls with the number of nodes. One thread; the full run takes about two minutes.
+    """
+    if out is not None:
+        _make_folder(out.parent)
+    sweep = integrals.QUICK if quick else integrals.FULL
+    with _progress(TaskProgressColumn()) as progress:
+        report = integrals.run(sweep, _shares(progress))
+    document = report.as_json()
+    _tell(document, integrals.listings(document), out)
+
+
+@bench.command(
+    "continuous", epilog="Example: fenchel bench continuous --quick --out continuous.json"
+)
+def bench_continuous(
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of torch. [as many as torch has]")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")] = False,
+) -> None:
+    """Time continuous attention, mixtures and layers as ratios to what they replace.
+
+    Attention over a grid against softmax with the same head, batched EM against scikit-learn, a
+    layer on functions against one on tokens. The full run takes about three minutes.
+    """
+    if out is not None:
+        _make_folder(out.parent)
+    chosen = continuous.QUICK if quick else continuous.FULL
+    with _progress(TaskProgressColumn()) as progress:
+        report = continuous.run(dataclasses.replace(chosen, threads=threads), _shares(progress))
+    document = report.as_json()
+    _tell(document, continuous.listings(document), out)
+
+
+def _shares(progress: Progress) -> Callable[[str, float], object]:
+    task = progress.add_task("timing", total=1.0)
+    return lambda what, share: progress.update(task, description=what, advance=share)
+
+
+def _tell(document: dict[str, Any], listings: Sequence[Listing], out: Path | None) -> None:
+    """Tables, the warning, and the files where they are wanted."""
+    console = Console()
+    for listing in listings:
+        table = Table(title=Text(listing.title), title_justify="left")
+        for number, name in enumerate(listing.header):
+            table.add_column(name, justify="right" if number else "left")
+        for row in listing.rows:
+            table.add_row(*(Text(cell) for cell in row))  # Text: brackets are not markup
+        console.print(table)
+    if document["warning"]:
+        Console(stderr=True).print(Text(document["warning"], style="yellow"))
+    if out is not None:
+        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        typer.echo(out)
+        typer.echo(_bench_picture(document, out.with_suffix(".svg")))
+
+
+def _bench_picture(document: dict[str, Any], path: Path) -> str:
+    try:
+        from fenchel.report.measured import save_picture
+    except ModuleNotFoundError as missing:
+        return f'no picture: {missing.name} is missing; pip install "fenchel[report]"'
+    return str(save_picture(document, path))
 
 
 def _print_attention(document: dict[str, Any]) -> None:

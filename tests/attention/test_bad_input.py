@@ -200,7 +200,9 @@ def test_a_strange_query_makes_nan_in_its_own_row(name, dtype):
 def test_what_a_hidden_key_holds_does_not_matter(name, how, content):
     """Padding may be uninitialised memory, its keys and its values."""
     key, value = K.clone(), V.clone()
-    key[:, :, 5] = value[:, :, 5] = content  # the last of six keys, of which five queries see five causally
+    key[:, :, 5] = value[:, :, 5] = (
+        content  # the last of six keys, of which five queries see five causally
+    )
     seen = torch.arange(6) < 5
     options = {
         "bool": {"attn_mask": seen},

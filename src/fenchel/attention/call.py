@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, has
+from fenchel._numerics import check_tensor, compute_dtype, has, readable
 from fenchel.priors import Prior, check_base
 from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import default_scale
@@ -113,7 +113,12 @@ def prepare(
 
 
 def check_regularizer(regularizer: object) -> None:
-    """Refuse a class, a name or a number where a regulariser is meant."""
+    """Refuse a class, a name, a number or a mask where a regulariser is meant."""
+    if isinstance(regularizer, Tensor):
+        raise TypeError(
+            "regularizer must be a Regularizer such as Tsallis(1.5), got a tensor of shape "
+            f"{tuple(regularizer.shape)}; if it is a mask, pass attn_mask=mask"
+        )
     if not isinstance(regularizer, Regularizer):
         raise TypeError(
             f"regularizer must be a Regularizer such as Tsallis(1.5), got {regularizer!r}"
@@ -262,6 +267,25 @@ def stored(tensor: Tensor) -> Tensor:
         if stride == 0 and tensor.shape[axis] > 1:
             tensor = tensor.narrow(axis, 0, 1)
     return tensor
+
+
+def rounded_base(call: Call) -> Call:
+    """The call with a float64 base in the precision of its scores, if that holds every mass.
+
+    Rounding moves a mass by half a unit, which is the error of the scores themselves; a mass that
+    would become zero, infinite or a number of fewer digits stays as it was given.
+    """
+    base, dtype = call.base, compute_dtype(call.query.dtype)
+    if not isinstance(base, Tensor) or base.dtype != torch.float64 or dtype == torch.float64:
+        return call
+    masses = stored(base)
+    if base.requires_grad or not readable(masses):
+        return call
+    rounded = masses.to(dtype)
+    held = (rounded >= torch.finfo(dtype).tiny) & (rounded < torch.inf)
+    if has((masses > 0) & ~held):
+        return call
+    return replace(call, base=rounded.expand(base.shape))
 
 
 def _seed(device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fenchel._numerics import has, transformed, where
-from fenchel.attention.call import Call, finite, stored
+from fenchel.attention.call import Call, finite, rounded_base, stored
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.priors import Prior, resolve
 from fenchel.regularizers.shannon import Shannon
@@ -22,8 +22,9 @@ from fenchel.regularizers.shannon import Shannon
 
 def softmax_attention(call: Call, regularizer: Shannon) -> Tensor:
     """(batch, head, query, d_value)."""
+    given, call = call, rounded_base(call)
     if not _fits(call, regularizer):
-        return tiled(call, regularizer)
+        return tiled(given, regularizer)
     if torch.compiler.is_compiling():
         return _fused(call, regularizer)
     operands = (call.query, call.key, call.value)

@@ -48,7 +48,9 @@ def attention(
     dropout_p: the share of weights set to zero, as in torch also outside of training.
     enable_gqa: key and value have fewer heads, each read by several query heads in a row.
 
-    A query that sees no key gets zeros; one with a NaN or +inf score gets NaN.
+    A query that sees no key gets zeros; one with a NaN or +inf score gets NaN, and so does one that
+    sees fewer keys than `Budget(k)` asks for: under a causal mask the first queries. There give one
+    budget a query: `Budget(torch.arange(1.0, queries + 1).clamp(max=k))`.
     """
     check_regularizer(regularizer)
     call = prepare(

@@ -12,11 +12,15 @@ from fenchel.attention.call import Call, check_regularizer, prepare
 from fenchel.attention.tiled import solve_tile, split
 from fenchel.priors import Prior
 from fenchel.regularizers.contract import Regularizer
+from fenchel.solution import Status
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionSolution:
     """The weights of every query in compressed rows, and how far each row may be from optimal.
+
+    >>> fl.attention_solution(q, k, v, fl.Tsallis(1.5))
+    AttentionSolution(scores (2, 8, 300, 300), support 7.1%, gap <= 4e-15, OK)
 
     Rows run over the leading axes and the queries in order: row r of the weights owns the entries
     rows[r] .. rows[r + 1] - 1 of `keys` and `weights`.
@@ -32,8 +36,18 @@ class AttentionSolution:
 
     @property
     def support(self) -> Tensor:
-        """How many keys each query attends to. (..., query)"""
+        """How many keys each query attends to; in `Solution` it is a mask. (..., query)"""
         return self.rows.diff().reshape(self.shape[:-1])
+
+    def __repr__(self) -> str:
+        share = len(self.keys) / max(1, self.shape.numel())
+        known = self.gap[~self.gap.isnan()]
+        gap = f"gap <= {float(known.max()):.1g}" if known.numel() else "no gap"
+        counts = [(status.name, int((self.status == status).sum())) for status in Status]
+        found = [(name, count) for name, count in counts if count]
+        rows = found[0][0] if len(found) == 1 else ", ".join(f"{n} {name}" for name, n in found)
+        shown = f"scores {tuple(self.shape)}, support {share:.2g}, {gap}, {rows or 'no rows'}"
+        return f"AttentionSolution({shown})"
 
     def head(self, *index: int) -> Tensor:
         """The weights of one head as a `torch.sparse_csr` matrix (query, key).
@@ -73,7 +87,7 @@ def attention_solution(
     >>> sol = fl.attention_solution(q, k, v, fl.Tsallis(1.5))
     >>> sol.support.float().mean(), sol.gap.max(), sol.head(0, 0)
 
-    Arguments are those of `attention`. Not differentiable; weights in float32 at least.
+    Arguments are those of `attention` but dropout. Not differentiable; weights in float32 at least.
     """
     check_regularizer(regularizer)
     call = prepare(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import compute_dtype, has, readable, transformed, where
-from fenchel.attention.call import Call, stored
+from fenchel.attention.call import Call, rounded_base, stored
 from fenchel.attention.cuda import adasplash_attention, adasplash_fits
 from fenchel.attention.tiled import by_tiles, tiled
 from fenchel.kernels.attention import Numbers, tsallis_attention, tsallis_attention_backward
@@ -31,8 +31,9 @@ def sparse_attention(call: Call, regularizer: Tsallis) -> Tensor:
         call = replace(call, causal=True, base=None)
     if adasplash_fits(call, regularizer):
         return adasplash_attention(call, regularizer)
+    given, call = call, rounded_base(call)
     if not _fits(call, regularizer):
-        return tiled(call, regularizer)
+        return tiled(given, regularizer)
     # A prior is made tile by tile; a bias that trains gets its gradient tile by tile, and one that
     # is divided by a temperature of each row must be stored.
     by_row = isinstance(regularizer.temperature, Tensor)

@@ -22,14 +22,18 @@ from fenchel.bench import attention_summary as summary
 from fenchel.bench import machine
 from fenchel.bench.attention_memory import Peak, Request, measure
 from fenchel.bench.attention_methods import CAUSAL, PADDED, PLAIN, Inputs, Method, Shape
-from fenchel.bench.attention_rounds import Neighbours, Rounds, Samples, Thunk, interleave
+from fenchel.bench.attention_rounds import (
+    Advance,
+    Neighbours,
+    Rounds,
+    Samples,
+    Thunk,
+    disturbance,
+    interleave,
+)
 from fenchel.bench.maps import DIRECTIONS
 from fenchel.kernels import library
 
-# (what is about to be measured, share of the whole that is done): for a progress bar.
-Advance = Callable[[str, float], object]
-
-_BUSY = 0.1  # a larger share of the processors for others makes the ratios doubtful
 _ROW_MAPS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     ("torch.softmax", lambda x: torch.softmax(x, -1)),
     ("fl.entmax 1.5", lambda x: fl.entmax(x, 1.5)),
@@ -158,12 +162,7 @@ class Report:
     @property
     def warning(self) -> str:
         """What to tell the reader of a disturbed run; empty if there is nothing to tell."""
-        if self.others is None or self.others <= _BUSY:
-            return ""
-        return (
-            f"Do not trust these ratios: other processes had {self.others:.0%} of the processors. "
-            "Run again when the machine is idle."
-        )
+        return disturbance(self.others)
 
     def as_json(self) -> dict[str, Any]:
         results = [timing.as_json() for timing in self.timings]

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Thunk = Callable[[], object]
+# (what is being measured, share of the whole that was just done): for a progress bar.
+Advance = Callable[[str, float], object]
 
 _SAMPLE = 5e-3  # seconds: shorter calls are repeated until the clock can see them
 _LONG = 2.0  # seconds: a call this long needs no warm-up, its first time counts
+_BUSY = 0.1  # a larger share of the processors for others makes the ratios doubtful
 _STAT = Path("/proc/stat")
 
 
@@ -127,3 +130,19 @@ class Neighbours:
         ticks = [int(value) / os.sysconf("SC_CLK_TCK") for value in line]
         idle = ticks[3] + ticks[4]  # idle, and waiting for a disk
         return sum(ticks), sum(ticks) - idle, sum(os.times()[:4])
+
+
+def disturbance(others: float | None) -> str:
+    """What to tell the reader where others had that share; empty if there is nothing to tell."""
+    if others is None or others <= _BUSY:
+        return ""
+    return (
+        f"Do not trust these ratios: other processes had {others:.0%} of the processors. "
+        "Run again when the machine is idle."
+    )
+
+
+def part(advance: Advance, what: str, size: float) -> Callable[[float], object]:
+    """Progress within one part of the whole: from shares of it to shares of all."""
+    advance(what, 0.0)
+    return lambda share: advance(what, size * share)

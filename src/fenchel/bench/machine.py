@@ -16,7 +16,7 @@ from fenchel.kernels import library
 
 # What each extra adds, by the names that are imported.
 _EXTRAS = {
-    "report": ("typer", "rich", "matplotlib", "jinja2"),
+    "report": ("typer", "rich", "matplotlib", "jinja2", "sklearn", "scipy"),
     "hf": ("transformers", "safetensors"),
     "transport": ("ot",),
     "experiments": ("accelerate", "safetensors"),

@@ -1,13 +1,28 @@
 """Attention over R^d: densities instead of weights, functions instead of values.
 
-    density = fc.match_moments(weights, positions, fc.Paraboloid)
-    values  = fc.fit_values(features, positions, basis)
-    context = values.expect(density)
+density = fc.match_moments(weights, positions, fc.Paraboloid)
+values  = fc.fit_values(features, positions, basis)
+context = values.expect(density)
 """
 
-from fenchel.continuous.bases import GaussianBasis, ParaboloidBasis, cell_centers
+from fenchel.continuous.bases import (
+    Estimate,
+    GaussianBasis,
+    ParaboloidBasis,
+    cell_centers,
+    expect_with_error,
+)
 from fenchel.continuous.densities import Density, Gaussian, Paraboloid, TsallisGaussian
-from fenchel.continuous.em import AIC, BIC, MDL, PerMode, Random, Regions, fit_mixture, select_mixture
+from fenchel.continuous.em import (
+    AIC,
+    BIC,
+    MDL,
+    PerMode,
+    Random,
+    Regions,
+    fit_mixture,
+    select_mixture,
+)
 from fenchel.continuous.mixture import Mixture
 from fenchel.continuous.moments import match_moments, weighted_moments
 from fenchel.continuous.support import Ellipsoid
@@ -19,6 +34,7 @@ __all__ = [
     "MDL",
     "Density",
     "Ellipsoid",
+    "Estimate",
     "Gaussian",
     "GaussianBasis",
     "Mixture",
@@ -31,6 +47,7 @@ __all__ = [
     "ValueFit",
     "Values",
     "cell_centers",
+    "expect_with_error",
     "fit_mixture",
     "fit_values",
     "match_moments",

@@ -6,14 +6,14 @@ A basis knows its values at points and its expectations under the densities of t
 from __future__ import annotations
 
 import itertools
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from fenchel._numerics import check_tensor, check_whole, has
 from fenchel.continuous import expectations, matrices
-from fenchel.continuous.densities import Density, Gaussian, Paraboloid
+from fenchel.continuous.densities import Density, Paraboloid
 from fenchel.continuous.overlap import under_tsallis as overlap
 
 
@@ -27,19 +27,45 @@ class Basis(Protocol):
     def expectation(self, density: Density, tolerance: float | None = None) -> Tensor: ...
 
 
+class Estimate(NamedTuple):
+    """Expected basis functions and how wrong they may be, both (..., N)."""
+
+    value: Tensor
+    error: Tensor
+
+
+def expect_with_error(density: Any, basis: Basis, tolerance: float | None = None) -> Estimate:
+    """`density.expect(basis)` with an estimate of its error: the distance to a finer computation.
+
+    >>> basis = GaussianBasis.grid(10, 0.001, 2)
+    >>> density = Paraboloid(torch.tensor([0.5, 0.5]), 0.1 * torch.eye(2))
+    >>> found = expect_with_error(density, basis, 1e-4)
+    >>> bool((found.error <= 1e-4 * (1 + found.value)).all())
+    True
+    """
+    tolerance = _tolerance(tolerance, density)
+    value = density.expect(basis, tolerance)
+    with torch.no_grad():
+        finer = density.expect(basis, max(1e-3 * tolerance, _LEAST_TOLERANCE))
+    return Estimate(value, (value.detach() - finer).abs())
+
+
 class GaussianBasis:
     """psi_j(t) = N(t; centers_j, covariances_j). centers (N, d), covariances (N, d, d) or (d, d).
 
     >>> basis = GaussianBasis(torch.tensor([[0.0], [1.0]]), 0.1 * torch.eye(1))
+    >>> from fenchel.continuous import Gaussian
     >>> Gaussian(torch.zeros(1), torch.eye(1)).expect(basis)
-    tensor([0.3804, 0.2415])
+    tensor([0.3804, 0.2414])
     """
 
     def __init__(self, centers: Tensor, covariances: Tensor) -> None:
         self.centers, self.covariances = _checked(centers, covariances, "covariances")
 
     @classmethod
-    def grid(cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0) -> Self:
+    def grid(
+        cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0
+    ) -> Self:
         """count^dim equal functions in the cells' centres of [low, high]^dim."""
         return cls(cell_centers(*[count] * dim, low=low, high=high), variance * torch.eye(dim))
 
@@ -67,7 +93,9 @@ class GaussianBasis:
         if _is(density, 2.0):
             return expectations.under_paraboloid(mean, scale, centre, covariance, tolerance)
         eps = _eps(density).unsqueeze(-1)
-        made = expectations.under_tsallis(mean, scale, _away_from_zero(eps), centre, covariance, tolerance)
+        made = expectations.under_tsallis(
+            mean, scale, _away_from_zero(eps), centre, covariance, tolerance
+        )
         if not has(eps < _SMALLEST):
             return made
         gaussian = expectations.under_gaussian(mean, scale, centre, covariance)
@@ -84,7 +112,9 @@ class ParaboloidBasis:
         self.centers, self.scales = _checked(centers, scales, "scales")
 
     @classmethod
-    def grid(cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0) -> Self:
+    def grid(
+        cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0
+    ) -> Self:
         """count^dim equal functions of that variance, centred in the cells of [low, high]^dim."""
         centers = cell_centers(*[count] * dim, low=low, high=high)
         one = Paraboloid.from_covariance(centers[0], variance * torch.eye(dim))
@@ -118,6 +148,7 @@ class ParaboloidBasis:
         return overlap(mean, scale, _eps(density).unsqueeze(-1), centre, own)
 
 
+_LEAST_TOLERANCE = 1e-14
 _SMALLEST = 1e-9  # alpha - 1 below it is computed as a Gaussian, which differs by as little
 
 
@@ -149,7 +180,9 @@ def _checked(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tenso
     matrices.check_positive_definite(squares, name)
     n, d = centers.shape
     if squares.shape not in ((d, d), (n, d, d)):
-        raise ValueError(f"{name} must be ({d}, {d}) or ({n}, {d}, {d}), got {tuple(squares.shape)}")
+        raise ValueError(
+            f"{name} must be ({d}, {d}) or ({n}, {d}, {d}), got {tuple(squares.shape)}"
+        )
     if has(~centers.detach().isfinite()):
         raise ValueError("centers must be finite; they hold NaN or infinity")
     return centers, squares.to(centers.dtype).expand(n, d, d)
@@ -167,11 +200,11 @@ def _apart(points: Tensor, centers: Tensor) -> Tensor:
     return points.unsqueeze(-2) - centers
 
 
-def _tolerance(tolerance: float | None, density: Density) -> float:
+def _tolerance(tolerance: float | None, density: Any) -> float:
     if tolerance is None:
         return expectations.default_tolerance(density.mean.dtype)
-    if not 1e-14 <= tolerance <= 1e-2:
-        raise ValueError(f"tolerance must be between 1e-14 and 1e-2, got {tolerance}")
+    if not _LEAST_TOLERANCE <= tolerance <= 1e-2:
+        raise ValueError(f"tolerance must be between {_LEAST_TOLERANCE} and 0.01, got {tolerance}")
     return float(tolerance)
 
 
@@ -181,6 +214,3 @@ def _is(density: Density, alpha: float) -> bool:
 
 def _eps(density: Density) -> Tensor:
     return density._eps.expand(density.batch_shape)
-
-
-__all__ = ["Basis", "Gaussian", "GaussianBasis", "Paraboloid", "ParaboloidBasis", "cell_centers"]

@@ -85,7 +85,7 @@ class Density(Distribution):
         return self.covariance_matrix.diagonal(dim1=-2, dim2=-1)
 
     @property
-    def support(self) -> Ellipsoid:  # type: ignore[override]
+    def support(self) -> Ellipsoid:
         """{t : (t - mean)' scale^-1 (t - mean) / 2 < level}."""
         return Ellipsoid(self._mean, self._factor, self.level)
 
@@ -191,21 +191,25 @@ class Density(Distribution):
         """A view with more batch axes in front."""
         shape = torch.Size(batch_shape)
         alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
-        mean, scale = self._mean.expand(*shape, self.dim), self._scale.expand(*shape, *self._scale.shape[-2:])
+        mean, scale = (
+            self._mean.expand(*shape, self.dim),
+            self._scale.expand(*shape, *self._scale.shape[-2:]),
+        )
         return type(self)._like(mean, scale, alpha)
 
     def __getitem__(self, index: Any) -> Self:
         """Some of the batch, indexed as a tensor of the batch's shape is."""
+        batch, d = self.batch_shape, self.dim
+        chosen = torch.arange(batch.numel(), device=self._mean.device).reshape(batch)[index]
         alpha = self.alpha
         if isinstance(alpha, Tensor):
-            alpha = alpha.expand(self.batch_shape)[index]
-        index = index if isinstance(index, tuple) else (index,)
-        return type(self)._like(
-            self._mean[(*index, ..., slice(None))], self._scale[(*index, ..., slice(None), slice(None))], alpha
-        )
+            alpha = alpha.expand(batch).reshape(-1)[chosen]
+        scale = self._scale.reshape(-1, d, d)[chosen]
+        return type(self)._like(self._mean.reshape(-1, d)[chosen], scale, alpha)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(batch {tuple(self.batch_shape)}, d {self.dim}, alpha {self.alpha})"
+        batch = tuple(self.batch_shape)
+        return f"{type(self).__name__}(batch {batch}, d {self.dim}, alpha {self.alpha})"
 
 
 class Gaussian(Density):
@@ -259,7 +263,7 @@ class TsallisGaussian(Density):
     """Any alpha from 1 to 4, one for all or one for each density of the batch.
 
     >>> TsallisGaussian(torch.zeros(2), torch.eye(2), 1.5).covariance_matrix.diagonal()
-    tensor([0.4203, 0.4203])
+    tensor([0.3102, 0.3102])
     """
 
     def __init__(self, mean: Tensor, scale: Tensor, alpha: float | Tensor) -> None:
@@ -282,7 +286,9 @@ def _check(mean: Tensor, matrix: Tensor, name: str) -> None:
     check_tensor(mean, "mean")
     check_tensor(matrix, name)
     if mean.dim() < 1 or not mean.is_floating_point():
-        raise ValueError(f"mean must be floating point (..., d), got {mean.dtype} {tuple(mean.shape)}")
+        raise ValueError(
+            f"mean must be floating point (..., d), got {mean.dtype} {tuple(mean.shape)}"
+        )
     matrices.check_positive_definite(matrix, name)
     if mean.shape[-1] != matrix.shape[-1]:
         raise ValueError(

@@ -1,9 +1,9 @@
 """Mixtures fitted to weights at positions by expectation and maximisation (CLAIMS F-E5.12..5.16).
 
-    responsibility_kl = mixing_k N(t_l; mean_k, covariance_k) / sum over k
-    mass_k = sum_l w_l responsibility_kl,   mean_k, covariance_k = the moments under w_l responsibility_kl
+    share_kl = w_l mixing_k N(t_l; mean_k, covariance_k) / sum over k
+    mass_k = sum_l share_kl,   mean_k, covariance_k = the moments under share_kl / mass_k
 
-Everything is batched and in the log domain; a component without mass keeps what it had and weight 0.
+Everything is batched and in the log domain; a mode without mass keeps what it had and weight 0.
 A fixed number of iterations is differentiable in the weights and the positions.
 """
 
@@ -21,7 +21,7 @@ from fenchel._numerics import check_whole, where
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian, Paraboloid
 from fenchel.continuous.mixture import Mixture, log_mixing
-from fenchel.continuous.moments import FLOOR, _checked
+from fenchel.continuous.moments import FLOOR, checked_weights
 from fenchel.regularizers import Regularizer, Shannon
 from fenchel.solve import solve
 
@@ -67,7 +67,9 @@ class Regions:
         even = inside.to(share.dtype).expand(share.shape)
         mass = share.sum(-1)
         used = where(mass > 0, mass, 1.0).unsqueeze(-1)
-        rule = torch.where((mass > 0).unsqueeze(-1), share / used, even / even.sum(-1, keepdim=True).clamp_min(1))
+        rule = torch.where(
+            (mass > 0).unsqueeze(-1), share / used, even / even.sum(-1, keepdim=True).clamp_min(1)
+        )
         mean, covariance = _moments(rule, data)
         return Parameters(*(x.unsqueeze(0) for x in (mass, mean, covariance)))
 
@@ -146,9 +148,11 @@ def log_likelihood(parameters: Parameters, data: Data) -> Tensor:
 def _data(weights: Tensor, positions: Tensor, modes: int, iterations: int, floor: float) -> Data:
     check_whole(modes, "modes", 1)
     check_whole(iterations, "iterations", 0)
-    weights, positions = _checked(weights, positions)
+    weights, positions = checked_weights(weights, positions)
     if modes > len(positions):
-        raise ValueError(f"modes must be at most the number of positions, {len(positions)}, got {modes}")
+        raise ValueError(
+            f"modes must be at most the number of positions, {len(positions)}, got {modes}"
+        )
     if not floor > 0:
         raise ValueError(f"floor must be > 0, got {floor}: a mode on one position has no variance")
     spread = (positions - positions.mean(0)).square().mean().detach()

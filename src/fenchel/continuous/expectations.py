@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fenchel._numerics import certificate_dtype, log1p_ratio, transformed
+from fenchel._numerics import certificate_dtype, log1p_ratio, readable, transformed
 from fenchel.continuous import ball, matrices, tsallis
 from fenchel.continuous.ball import Rule
 
@@ -42,7 +42,7 @@ def under_paraboloid(
     if transformed():
         made = _pulled_back(*operands, torch.ones_like(operands[0][..., 0]), tolerance)
     else:
-        made = _Paraboloid.apply(*operands, tolerance)
+        made = _Paraboloid.apply(*operands, tolerance)  # type: ignore[no-untyped-call]
     return made.to(dtype)
 
 
@@ -61,7 +61,9 @@ def _pairs(
     """One batch shape for all, in float64 where there is one: closed forms cancel."""
     dtype = torch.promote_types(mean.dtype, centre.dtype)
     inner, d = certificate_dtype(mean.device), mean.shape[-1]
-    batch = torch.broadcast_shapes(mean.shape[:-1], scale.shape[:-2], centre.shape[:-1], covariance.shape[:-2])
+    batch = torch.broadcast_shapes(
+        mean.shape[:-1], scale.shape[:-2], centre.shape[:-1], covariance.shape[:-2]
+    )
     vectors = (x.to(inner).expand(*batch, d) for x in (mean, centre))
     squares = (matrices.symmetric(x.to(inner)).expand(*batch, d, d) for x in (scale, covariance))
     (mean, centre), (scale, covariance) = vectors, squares
@@ -71,7 +73,9 @@ def _pairs(
 class _Frame:
     """The unit ball's coordinates, turned to the principal axes of the Gaussian seen in them."""
 
-    def __init__(self, mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor, eps: Any) -> None:
+    def __init__(
+        self, mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor, eps: Any
+    ) -> None:
         d = mean.shape[-1]
         self.factor = matrices.cholesky(scale)
         self.half_log_det = matrices.half_log_det(self.factor)
@@ -113,14 +117,21 @@ class _Paraboloid(torch.autograd.Function):
         to_mean = matrices.multiply(inverse, moments.first) * frame.radius.unsqueeze(-1)
         to_scale = inverse @ inner @ inverse.mT * level[..., None, None]
         ctx.save_for_backward(mean, scale, centre, covariance, to_mean, to_scale)
-        return level * (moments.zeroth - trace)
+        value: Tensor = level * (moments.zeroth - trace)
+        return value
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         *operands, to_mean, to_scale = ctx.saved_tensors
         if torch.is_grad_enabled() or any(ctx.needs_input_grad[2:4]):
             return *_again(operands, gradient, ctx.needs_input_grad, ctx.tolerance), None
-        return gradient.unsqueeze(-1) * to_mean, gradient[..., None, None] * to_scale, None, None, None
+        return (
+            gradient.unsqueeze(-1) * to_mean,
+            gradient[..., None, None] * to_scale,
+            None,
+            None,
+            None,
+        )
 
 
 def _again(
@@ -129,7 +140,9 @@ def _again(
     """The first derivative as a function that can be differentiated itself."""
     create = torch.is_grad_enabled()
     with torch.enable_grad():
-        leaves = [x if create and x.requires_grad else x.detach().requires_grad_() for x in operands]
+        leaves = [
+            x if create and x.requires_grad else x.detach().requires_grad_() for x in operands
+        ]
         ones = torch.ones_like(leaves[0][..., 0])
         made = _in_parts(_pulled_back, (*leaves, ones), tolerance)
         chosen = [leaf for leaf, needed in zip(leaves, wanted, strict=False) if needed]
@@ -144,9 +157,8 @@ def _pulled_back(
     d = mean.shape[-1]
     with torch.no_grad():
         frame = _Frame(mean, scale, centre, covariance, eps)
-        kinked = not _half_integers(eps)
         turned, weight = ball.nodes(
-            frame.centre, frame.deviation, 1 / eps, Rule.pulled_back(tolerance), kinked
+            frame.centre, frame.deviation, 1 / eps, Rule.pulled_back(tolerance), not _is_smooth(eps)
         )
         u = matrices.multiply(frame.axes.unsqueeze(-3), turned)  # (..., K, d)
     factor = matrices.cholesky(scale)
@@ -165,22 +177,26 @@ def _pulled_back(
     return (weight * (log_p + log_normal + volume.unsqueeze(-1)).exp()).sum(-1)
 
 
-def _half_integers(eps: Tensor) -> bool:
-    """Whether the density is a polynomial in the sines and cosines of the angles."""
-    if transformed():
+def _is_smooth(eps: Tensor) -> bool:
+    """Whether the density is smooth in the angles: a power of cosines, whole or so high that its
+    kink where they vanish is not seen."""
+    if not readable(eps):
         return False
-    twice = 2 / eps
-    return bool((twice == twice.round()).all())
+    twice = 2 / eps.detach()
+    whole = (twice - twice.round()).abs() < 1e-9 * twice
+    return bool((whole | (twice > 12)).all())
 
 
-def _in_parts(work: Callable[..., Tensor], operands: tuple[Tensor, ...], tolerance: float) -> Tensor:
+def _in_parts(
+    work: Callable[..., Tensor], operands: tuple[Tensor, ...], tolerance: float
+) -> Tensor:
     """So many pairs at a time that their nodes fit into memory, made again for the derivative."""
     d = operands[0].shape[-1]
     batch = operands[0].shape[:-1]
-    each = max(1, _MOST // Rule.pulled_back(tolerance).nodes ** d)
+    each = max(1, _MOST // (3 * Rule.pulled_back(tolerance).nodes) ** d)
     if batch.numel() <= each or transformed():
         return work(*operands, tolerance)
-    flat = [x.reshape(-1, *x.shape[len(batch):]) for x in operands]
+    flat = [x.reshape(-1, *x.shape[len(batch) :]) for x in operands]
     parts = zip(*(x.split(each) for x in flat), strict=True)
     made = [checkpoint(work, *part, tolerance, use_reentrant=False) for part in parts]
     return torch.cat(made).reshape(batch)

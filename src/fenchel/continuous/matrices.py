@@ -44,7 +44,8 @@ def cholesky(matrix: Tensor) -> Tensor:
     d = matrix.shape[-1]
     matrix = symmetric(matrix)
     if d > _WRITTEN_OUT:
-        return torch.linalg.cholesky_ex(matrix).L
+        whole: Tensor = torch.linalg.cholesky_ex(matrix).L
+        return whole
     rows: list[list[Tensor]] = []
     for i in range(d):
         row: list[Tensor] = []
@@ -71,7 +72,8 @@ def solve_lower(factor: Tensor, vector: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(factor.shape[:-1], vector.shape)
         column = vector.expand(shape).unsqueeze(-1)
         full = factor.expand(*shape, d)
-        return torch.linalg.solve_triangular(full, column, upper=False).squeeze(-1)
+        solved: Tensor = torch.linalg.solve_triangular(full, column, upper=False)
+        return solved.squeeze(-1)
     found: list[Tensor] = []
     for i in range(d):
         rest = vector[..., i]
@@ -113,7 +115,8 @@ def smallest_eigenvalue(matrix: Tensor) -> Tensor:
         first, second, mixed = matrix[..., 0, 0], matrix[..., 1, 1], matrix[..., 0, 1]
         half = torch.hypot((first - second) / 2, mixed)
         return (first + second) / 2 - half
-    return torch.linalg.eigvalsh(matrix)[..., 0]
+    values: Tensor = torch.linalg.eigvalsh(matrix)
+    return values[..., 0]
 
 
 def principal_axes(matrix: Tensor) -> tuple[Tensor, Tensor]:

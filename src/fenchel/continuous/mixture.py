@@ -10,6 +10,7 @@ from torch.distributions import Distribution, constraints
 
 from fenchel._numerics import check_tensor, has, where
 from fenchel.continuous.densities import Density
+from fenchel.continuous.support import Union
 from fenchel.regularizers import Regularizer
 from fenchel.solve import solve
 
@@ -37,7 +38,9 @@ class Mixture(Distribution):
         _check_mixing(mixing)
         shape = torch.broadcast_shapes(mixing.shape, components.batch_shape)
         self.mixing = mixing.expand(shape)
-        self.components = components.expand(shape) if components.batch_shape != shape else components
+        self.components = (
+            components.expand(shape) if components.batch_shape != shape else components
+        )
         super().__init__(shape[:-1], components.event_shape, validate_args=False)
 
     @classmethod
@@ -72,9 +75,9 @@ class Mixture(Distribution):
         return self.covariance_matrix.diagonal(dim1=-2, dim2=-1)
 
     @property
-    def support(self) -> constraints.Constraint:
+    def support(self) -> Union:
         """Where some component has mass."""
-        return constraints.independent(constraints.real, 1)
+        return Union(self.mixing, self.components.support)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """-inf where no component has mass. value (..., d)"""
@@ -94,27 +97,50 @@ class Mixture(Distribution):
             return each.gather(-2, index).squeeze(-2)
 
     def log_likelihood(self, weights: Tensor, positions: Tensor) -> Tensor:
-        """sum_l w_l log p(t_l) with weights (..., L) divided by their sum (CLAIMS F-E5.16). (...)"""
-        log_p = self.expand_for(positions)
+        """sum_l w_l log p(t_l), weights (..., L) divided by their sum (CLAIMS F-E5.16). (...)"""
+        log_p = self.log_prob_at(positions)
         share = weights / weights.sum(-1, keepdim=True)
         return (share * where(share > 0, log_p, 0.0)).sum(-1)
 
-    def expand_for(self, positions: Tensor) -> Tensor:
+    def log_prob_at(self, positions: Tensor) -> Tensor:
         """log p at every position (L, d), for each mixture of the batch. (..., L)"""
         means = self.components.mean.unsqueeze(-2)  # room for L: the batch stays in front
-        each = type(self.components)._like(
-            means.expand(*means.shape[:-2], len(positions), self.dim),
-            self.components.scale.unsqueeze(-3),
-            self.components.alpha.unsqueeze(-1) if isinstance(self.components.alpha, Tensor) else self.components.alpha,
-        ).log_prob(positions)
+        each = (
+            type(self.components)
+            ._like(
+                means.expand(*means.shape[:-2], len(positions), self.dim),
+                self.components.scale.unsqueeze(-3),
+                self.components.alpha.unsqueeze(-1)
+                if isinstance(self.components.alpha, Tensor)
+                else self.components.alpha,
+            )
+            .log_prob(positions)
+        )
         return _log_sum(log_mixing(self.mixing).unsqueeze(-1) + each, -2)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
+        """A view with more batch axes in front."""
+        shape = (*torch.Size(batch_shape), self.mixing.shape[-1])
+        return type(self)(self.mixing.expand(shape), self.components.expand(shape))
+
+    def __getitem__(self, index: Any) -> Self:
+        """Some of the batch, indexed as a tensor of the batch's shape is."""
+        batch, modes = self.batch_shape, self.mixing.shape[-1]
+        chosen = torch.arange(batch.numel(), device=self.mixing.device).reshape(batch)[index]
+        each = self.components.expand((*batch, modes))
+        flat = (chosen.unsqueeze(-1) * modes + torch.arange(modes, device=chosen.device)).long()
+        mean, scale = each.mean.reshape(-1, self.dim), each.scale.reshape(-1, self.dim, self.dim)
+        alpha = each.alpha.reshape(-1)[flat] if isinstance(each.alpha, Tensor) else each.alpha
+        components = type(each)._like(mean[flat], scale[flat], alpha)
+        return type(self)(self.mixing.reshape(-1, modes)[chosen], components)
 
     def expect(self, basis: Any, tolerance: float | None = None) -> Tensor:
         """sum_k mixing_k E_k[psi_j] (CLAIMS F-E5.4). (..., N)"""
         return (self.mixing.unsqueeze(-1) * self.components.expect(basis, tolerance)).sum(-2)
 
     def __repr__(self) -> str:
-        return f"Mixture(batch {tuple(self.batch_shape)}, {self.mixing.shape[-1]} of {self.components!r})"
+        batch, modes = tuple(self.batch_shape), self.mixing.shape[-1]
+        return f"Mixture(batch {batch}, {modes} of {self.components!r})"
 
 
 def log_mixing(mixing: Tensor) -> Tensor:

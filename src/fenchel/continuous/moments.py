@@ -15,14 +15,16 @@ from fenchel.continuous.densities import Density, Gaussian, Paraboloid, TsallisG
 FLOOR = 1e-6
 
 
-def weighted_moments(weights: Tensor, positions: Tensor, floor: float = FLOOR) -> tuple[Tensor, Tensor]:
+def weighted_moments(
+    weights: Tensor, positions: Tensor, floor: float = FLOOR
+) -> tuple[Tensor, Tensor]:
     """Mean (..., d) and covariance (..., d, d) of weights (..., L) at positions (L, d).
 
     The weights are divided by their sum. Where the covariance is smaller than `floor` times the
     mean variance of the positions along some direction (weights on one position, or on a line), it
     is raised to that by a multiple of the identity, which counts as a constant in derivatives.
     """
-    weights, positions = _checked(weights, positions)
+    weights, positions = checked_weights(weights, positions)
     share = weights / weights.sum(-1, keepdim=True)
     mean = share @ positions
     apart = positions - mean.unsqueeze(-2)  # (..., L, d)
@@ -63,14 +65,16 @@ def match_moments(
     return family.from_covariance(mean, covariance)  # type: ignore[call-arg]
 
 
-def _checked(weights: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def checked_weights(weights: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the precision of the computation; an error says what is wrong with them."""
     check_tensor(weights, "weights")
     check_tensor(positions, "positions")
     if positions.dim() != 2 or 0 in positions.shape:
         raise ValueError(f"positions must be (L, d) and not empty, got {tuple(positions.shape)}")
     if weights.dim() < 1 or weights.shape[-1] != len(positions):
         raise ValueError(
-            f"weights must be (..., {len(positions)}), one for each position, got {tuple(weights.shape)}"
+            f"weights must be (..., {len(positions)}), one for each position, "
+            f"got {tuple(weights.shape)}"
         )
     for name, values in (("weights", weights), ("positions", positions)):
         if not values.is_floating_point():

@@ -1,8 +1,9 @@
 """E_p[psi] where the density p and psi, a truncated paraboloid, both live on ellipsoids, d <= 2.
 
-In the ball of the density, psi lives on an ellipse. For a given second coordinate the first runs over
-an interval, on which the product is a polynomial (alpha = 2: three nodes are exact) or smooth; the
-second runs by its angle, with kinks where the two boundaries cross: 1e-6 is what 64 nodes promise.
+In the ball of the density, psi lives on an ellipse. For a given second coordinate the first runs
+over an interval, on which the product is a polynomial (alpha = 2: three nodes are exact) or smooth;
+the second runs by its angle, with kinks where the two boundaries cross, which bound the error in
+the plane by 1e-6.
 """
 
 from __future__ import annotations
@@ -87,5 +88,7 @@ def _on_a_plane(
     ends = torch.maximum(middle - half, -ball_half), torch.minimum(middle + half, ball_half)
     x, w_x = _between(*ends, _inner_rule(exact, at))  # (..., n, n')
     psi = left.unsqueeze(-1) - (x - middle.unsqueeze(-1)).square() / (2 * given.unsqueeze(-1))
-    product = psi.clamp_min(0) * _density(eps[..., None, None], x.square() + y.square().unsqueeze(-1))
+    product = psi.clamp_min(0) * _density(
+        eps[..., None, None], x.square() + y.square().unsqueeze(-1)
+    )
     return (w_y * (w_x * product).sum(-1)).sum(-1)

@@ -21,3 +21,23 @@ class Ellipsoid(constraints.Constraint):
     def check(self, value: Tensor) -> Tensor:
         """Which points lie inside. value (..., d) -> bool (...)"""
         return matrices.squared_length(self.factor, value - self.centre) < 2 * self.level
+
+    def __repr__(self) -> str:
+        return f"Ellipsoid(batch {tuple(self.level.shape)}, d {self.centre.shape[-1]})"
+
+
+class Union(constraints.Constraint):
+    """Where some of the modes with weight live. mixing (..., K), ellipsoids of batch (..., K)."""
+
+    event_dim = 1
+
+    def __init__(self, mixing: Tensor, ellipsoids: Ellipsoid) -> None:
+        self.mixing = mixing
+        self.ellipsoids = ellipsoids
+
+    def check(self, value: Tensor) -> Tensor:
+        """Which points lie inside. value (..., d) -> bool (...)"""
+        return (self.ellipsoids.check(value.unsqueeze(-2)) & (self.mixing > 0)).any(-1)
+
+    def __repr__(self) -> str:
+        return f"Union(of {self.mixing.shape[-1]}, {self.ellipsoids!r})"

@@ -4,8 +4,8 @@ With z = |L^-1 (t - mean)| and L L' = scale, the density that maximises E[-z^2 /
 
     p(t) = peak (1 - eps z^2 / (2 rho))_+^(1/eps),     rho = peak^eps,
 
-which is exp(-z^2 / 2) up to a factor for eps = 0 and rho - z^2 / 2 for eps = 1. Integrating over the
-ball z^2 < 2 rho / eps (a Beta integral) gives, with s = 1 / eps and k = 2 / (2 + d eps),
+which is exp(-z^2 / 2) up to a factor for eps = 0 and rho - z^2 / 2 for eps = 1. Integrating over
+the ball z^2 < 2 rho / eps (a Beta integral) gives, with s = 1 / eps and k = 2 / (2 + d eps),
 
     log peak = k (log Gamma(s + 1 + d/2) / Gamma(s + 1) - d/2 log(2 pi s) - 1/2 log det scale),
     covariance = 2 rho / (2 + (d + 2) eps) scale,
@@ -81,5 +81,6 @@ def negative_entropy(eps: Tensor, d: int, peak: Tensor) -> Tensor:
 def log_density(eps: Tensor, peak: Tensor, squared: Tensor) -> Tensor:
     """log p where z^2 = squared; -inf off the support."""
     q = squared / 2 * (-eps * peak).exp()
-    inside = eps * q < 1
-    return where(inside, peak - where(inside, q, 0.0) * log1p_ratio(where(inside, -eps * q, 0.0)), -torch.inf)
+    inside = ~(eps * q >= 1)  # NaN stays NaN
+    shown = where(inside, q, 0.0)
+    return where(inside, peak - shown * log1p_ratio(-eps * shown), -torch.inf)

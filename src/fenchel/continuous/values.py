@@ -1,8 +1,8 @@
 """Value functions: features at positions become a function of t, V(t) = B psi(t).
 
 Ridge regression gives B = H' G with G = F' (F F' + ridge I)^-1, F the basis at the positions
-(CLAIMS F-E3.17). Under a density the context is E[V] = H' (G E[psi]): a weighted sum of the features
-whose weights need neither B nor the channels (F-E3.16).
+(CLAIMS F-E3.17). Under a density the context is E[V] = H' (G E[psi]): a weighted sum of the
+features whose weights need neither B nor the channels (F-E3.16).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class ValueFit:
     goes to zero beyond the border: the positions are taken to fill [0, 1]^d.
     """
 
-    def __init__(self, positions: Tensor, basis: Basis, ridge: float = 0.01, padding: bool = False) -> None:
+    def __init__(
+        self, positions: Tensor, basis: Basis, ridge: float = 0.01, padding: bool = False
+    ) -> None:
         _check_positions(positions, basis)
         if not 0 <= ridge < float("inf"):
             raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
@@ -45,7 +47,9 @@ class ValueFit:
                 "functions; give a ridge > 0, more positions or fewer functions"
             )
         if has(info != 0):
-            raise ValueError(f"the regression is singular at ridge {self.ridge}; use a larger ridge")
+            raise ValueError(
+                f"the regression is singular at ridge {self.ridge}; use a larger ridge"
+            )
         solved = torch.cholesky_solve(at[: len(self.positions)].mT, factor).mT
         return solved.to(compute_dtype(self.positions.dtype))
 
@@ -77,7 +81,7 @@ class Values:
         return at.to(self.features.dtype) @ self.features
 
     def expect(self, density: Any, tolerance: float | None = None) -> Tensor:
-        """E[V] under each density; batch axes broadcast with those of the features. (..., channels)"""
+        """E[V] under each density; its batch broadcasts with the features'. (..., channels)"""
         return self.combine(density.expect(self.fit.basis, tolerance))
 
     def combine(self, expected: Tensor) -> Tensor:
@@ -97,7 +101,7 @@ def fit_values(
     >>> positions = fc.cell_centers(14, 14)
     >>> values = fit_values(positions, positions, fc.GaussianBasis.grid(7, 0.01, 2))
     >>> values.expect(fc.Gaussian(torch.tensor([0.5, 0.5]), 0.01 * torch.eye(2)))
-    tensor([0.4991, 0.4991])
+    tensor([0.5000, 0.5000])
     """
     check_tensor(features, "features")
     return ValueFit(positions, basis, ridge, padding)(features)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -45,12 +45,12 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True)
 class Select:
-    """modes=Select(...): as many modes for each example as pay for themselves (`select_mixture`)."""
+    """As many modes for each example as pay for themselves (`continuous.select_mixture`)."""
 
     max_modes: int = 5
     penalty: float | Penalty = 10.0
     iterations: int = 20
-    start: Start = Random()
+    start: Start = field(default_factory=Random)
 
 
 class _ContinuousAttention(Module):
@@ -86,14 +86,16 @@ class _ContinuousAttention(Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """The basis moves with the module; regressions are made again where they are needed."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         target = fn(self.basis.centers)
         if target.device != self.basis.centers.device or target.dtype != self.basis.centers.dtype:
             self.basis = self.basis.to(target)
             self._fits = {}
         return self
 
-    def _attend(self, features: Tensor, what: Any, mask: Tensor | None, shape: tuple[int, ...]) -> Attended:
+    def _attend(
+        self, features: Tensor, what: Any, mask: Tensor | None, shape: tuple[int, ...]
+    ) -> Attended:
         fit = self._fit(shape)
         if mask is not None:
             features = torch.where(mask.unsqueeze(-1), features, features.new_zeros(()))
@@ -104,11 +106,14 @@ class _ContinuousAttention(Module):
             raise ValueError("a mask goes with scores; a density has its own support")
         return Attended(fit(features).expect(density), density)
 
-    def density(self, scores: Tensor, shape: tuple[int, ...], mask: Tensor | None = None) -> Density | Mixture:
-        """scores (..., L) over a grid of that shape, L = its cells: weights by softmax, then moments."""
+    def density(
+        self, scores: Tensor, shape: tuple[int, ...], mask: Tensor | None = None
+    ) -> Density | Mixture:
+        """From scores (..., L) over the cells of a grid: weights by softmax, then moments."""
         if scores.shape[-1:].numel() != math.prod(shape):
             raise ValueError(
-                f"scores must be (..., {math.prod(shape)}) for a grid of {shape}, got {tuple(scores.shape)}"
+                f"scores must be (..., {math.prod(shape)}) for a grid of {shape}, "
+                f"got {tuple(scores.shape)}"
             )
         positions = self._fit(shape).positions
         weights = solve(scores, Shannon(), base=mask).weights
@@ -140,7 +145,7 @@ class ContinuousAttention1d(_ContinuousAttention):
     >>> context.shape
     torch.Size([8, 64])
 
-    regularizer: `Shannon()` a Gaussian, `Tsallis(2.0)` a paraboloid, other alphas between and beyond.
+    regularizer: `Shannon()` a Gaussian, `Tsallis(2.0)` a paraboloid, other alphas as they are.
     functions: how many Gaussians the values are written in, or a basis.
     ridge, padding: of the regression (`fenchel.continuous.ValueFit`).
     modes: 1, K (weighted EM from K regions), or `Select(...)`.
@@ -226,7 +231,7 @@ class ContinuousTransformerLayer(Module):
     ) -> None:
         super().__init__()
         hidden = 4 * embed_dim if hidden is None else hidden
-        self.values = ContinuousAttention1d(functions=functions)
+        self.values = ContinuousAttention1d(functions=functions, padding=False)
         chosen = Shannon() if regularizer is None else regularizer
         self.attention = MultiheadAttention(
             embed_dim, num_heads, dropout=dropout, batch_first=True, regularizer=chosen
@@ -247,7 +252,8 @@ class ContinuousTransformerLayer(Module):
         read = (fit.basis(fit.positions).to(tokens) / height) @ mixed  # (batch, L, embed_dim)
         tokens = tokens + self.dropout(read)
         inner = torch.nn.functional.gelu(self.widen(self.before_mlp(tokens)))
-        return tokens + self.dropout(self.narrow(inner))
+        made: Tensor = tokens + self.dropout(self.narrow(inner))
+        return made
 
 
 class _Member:

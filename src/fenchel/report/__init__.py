@@ -1,1 +1,5 @@
 """The tour: pictures and one HTML page. Numbers come from the public API and from `bench`."""
+
+from fenchel.report.attention_map import attention_map
+
+__all__ = ["attention_map"]

@@ -93,7 +93,9 @@ def test_compiled_calls_ignore_what_hidden_values_hold(keys):
     torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-6)
     seed = torch.randn_like(wanted)
     for one, other in zip(
-        torch.autograd.grad(made, leaves, seed), torch.autograd.grad(wanted, leaves, seed), strict=True
+        torch.autograd.grad(made, leaves, seed),
+        torch.autograd.grad(wanted, leaves, seed),
+        strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 

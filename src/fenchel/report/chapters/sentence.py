@@ -21,8 +21,8 @@ has before any score is seen; zero room is a mask.
     solution.weights, solution.support, solution.gap
 
 The chapters below show the maps, the base measures, the certificate that comes with each answer,
-its derivatives checked while the page was written, two views that follow from the curvature, sparse
-attention, and times on this machine.
+its derivatives checked while the page was written, two views that follow from the curvature, times
+on this machine, sparse attention, and attention as a density over an image.
 """
 
 _ROWS = (

@@ -1,0 +1,29 @@
+"""What a benchmark shows, as text: the command line draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Listing(NamedTuple):
+    """A table with its title; every row is as long as the header."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def seconds(value: float | None) -> str:
+    """Three digits and a unit."""
+    if value is None:
+        return "–"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
+
+
+def error(value: float | None) -> str:
+    """Two digits: of an error nobody needs more."""
+    return "–" if value is None else f"{value:.1e}"

@@ -1,0 +1,121 @@
+"""Pictures of `fenchel bench integrals` and `fenchel bench continuous`, from their JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fenchel.bench import continuous_methods, integrals, integrals_methods
+from fenchel.report import draw
+
+_FLOOR = 1e-16  # errors below it are rounding, and zero has no logarithm
+
+
+def save_picture(document: dict[str, Any], path: Path) -> Path:
+    """The curve of a benchmark as an SVG file."""
+    paint, size = _PICTURES[document["bench"]]
+    return draw.save(paint(document), path, size)
+
+
+def _grid(ax: Axes) -> None:
+    ax.grid(True, color=draw.FAINT, alpha=0.3, linewidth=0.5)
+
+
+# ---- integrals
+
+
+def _errors(document: dict[str, Any]) -> Callable[[Figure], None]:
+    title = (
+        "Largest error of expectations under truncated paraboloids, relative to 1 + |value|\n"
+        f"{document['settings']['densities']} densities, {document['settings']['functions']} "
+        "functions; dotted: the hundred angles of the thesis"
+    )
+
+    def paint(canvas: Figure) -> None:
+        canvas.suptitle(title, x=0.01, ha="left", fontsize=9, linespacing=1.5)
+        names = [case["name"] for case in document["settings"]["cases"]]
+        axes = canvas.subplots(1, len(names), sharey=True, squeeze=False)[0]
+        for ax, name in zip(axes, names, strict=True):
+            ax.axvline(document["settings"]["angles"], color=draw.FAINT, linestyle=":")
+            for curve in error_curves(document, name):
+                look: Any = {"color": curve.color, "linestyle": curve.dash, "marker": curve.marker}
+                ax.plot(curve.x, curve.y, label=curve.label, markersize=3.8, **look)
+            ax.set(title=name, xlabel="nodes along the angle", xscale="log", yscale="log")
+            _grid(ax)
+        axes[0].set_ylabel("largest error")
+        handles, labels = axes[0].get_legend_handles_labels()
+        canvas.legend(handles, labels, loc="outside lower center", ncols=2, handlelength=3)
+
+    return paint
+
+
+def error_curves(document: dict[str, Any], setting: str) -> Iterator[draw.Curve]:
+    """Ours over the most nodes that a window can have, which is not to our favour."""
+    looks = (
+        (integrals.TRAPEZOID, "equal steps of the angle", draw.VERMILION, "s"),
+        (
+            integrals_methods.OURS,
+            f"fenchel, tolerance varied ({document['settings']['pieces']} pieces counted)",
+            draw.BLUE,
+            "o",
+        ),
+    )
+    for method, label, color, marker in looks:
+        points = [
+            (e["most"], max(e["largest_error"], _FLOOR))
+            for e in document["curves"]
+            if (e["setting"], e["method"]) == (setting, method)
+        ]
+        x, y = ([point[i] for point in sorted(points)] for i in (0, 1))
+        yield draw.Curve(label, x, y, color, marker=marker)
+
+
+# ---- continuous
+
+
+def _layers(document: dict[str, Any]) -> Callable[[Figure], None]:
+    sizes = document["settings"]["layers"]
+    title = (
+        f"Forward time of a transformer layer, width {sizes['embed']}, {sizes['heads']} heads, "
+        f"{document['settings']['threads']} thread(s)"
+    )
+
+    def paint(canvas: Figure) -> None:
+        ax = canvas.subplots()
+        ax.set_title(title)
+        for curve in layer_curves(document):
+            look: Any = {"color": curve.color, "linestyle": curve.dash, "marker": curve.marker}
+            ax.plot(curve.x, curve.y, label=curve.label, markersize=3.8, **look)
+        ax.set_xscale("log", base=2)
+        ax.set(xlabel="tokens", ylabel="milliseconds", yscale="log")
+        _grid(ax)
+        ax.legend(labelcolor=draw.INK)
+
+    return paint
+
+
+def layer_curves(document: dict[str, Any]) -> Iterator[draw.Curve]:
+    functions = document["settings"]["layers"]["functions"]
+    looks = (
+        (continuous_methods.STANDARD, "torch, every token", draw.VERMILION, "s"),
+        (continuous_methods.CONTINUOUS, f"fenchel, {functions} functions", draw.BLUE, "o"),
+    )
+    for method, label, color, marker in looks:
+        points = [
+            (e["n"], 1e3 * e["seconds"])
+            for e in document["layers"]
+            if e["method"] == method and e["seconds"] is not None
+        ]
+        x, y = ([point[i] for point in points] for i in (0, 1))
+        yield draw.Curve(label, x, y, color, marker=marker)
+
+
+_Picture = Callable[[dict[str, Any]], Callable[[Figure], None]]
+_PICTURES: dict[str, tuple[_Picture, tuple[float, float]]] = {
+    "integrals": (_errors, (9.6, 3.6)),
+    "continuous": (_layers, (5.4, 3.6)),
+}
