@@ -40,7 +40,7 @@ class Rule:
     def pulled_back(tolerance: float) -> Rule:
         """For derivatives of any order, which widen the Gaussian by powers of the distance."""
         digits = -math.log10(tolerance)
-        return Rule(math.ceil(12 + 4.5 * digits), math.sqrt(2 * math.log(1 / tolerance)) + 2)
+        return Rule(math.ceil(11 + 4.3 * digits), math.sqrt(2 * math.log(1 / tolerance)) + 1.8)
 
 
 @lru_cache(maxsize=64)
@@ -177,7 +177,7 @@ def interval_moments(
     second = (
         (b.square() + deviation.square()) * mass - (b + radius) * at_low + (b - radius) * at_high
     )
-    # Over a short piece of a wide Gaussian those are differences of equal numbers; six nodes do.
+    # Over a short piece of a wide Gaussian those are differences of equal numbers; nine nodes do.
     short = (high - low) * (1 + high) < 1
     if bool(short.any()):
         few = _short_moments(
@@ -189,7 +189,7 @@ def interval_moments(
 
 def _short_moments(b: Tensor, deviation: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same for a centre at -b, by Gauss's rule."""
-    x, w = legendre(6, b)
+    x, w = legendre(9, b)
     y = radius.unsqueeze(-1) * x
     z = (y + b.unsqueeze(-1)) / deviation.unsqueeze(-1)
     value = (-z.square() / 2).exp() * w * (radius / (deviation * _SQRT_2PI)).unsqueeze(-1)

@@ -31,6 +31,7 @@ class ValueFit:
         if not 0 <= ridge < float("inf"):
             raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
         self.positions, self.basis, self.ridge, self.padding = positions, basis, ridge, padding
+        self.at_positions = basis(positions)  # F', (L, N)
         self.operator = self._operator()  # G, (L, N)
 
     def _operator(self) -> Tensor:

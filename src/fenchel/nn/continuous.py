@@ -249,7 +249,7 @@ class ContinuousTransformerLayer(Module):
         height = fit.basis(fit.basis.centers).diagonal().to(tokens)
         coefficients = fit(self.before_attention(tokens)).coefficients * height.unsqueeze(-1)
         mixed, _ = self.attention(coefficients, coefficients, coefficients, need_weights=False)
-        read = (fit.basis(fit.positions).to(tokens) / height) @ mixed  # (batch, L, embed_dim)
+        read = (fit.at_positions.to(tokens) / height) @ mixed  # (batch, L, embed_dim)
         tokens = tokens + self.dropout(read)
         inner = torch.nn.functional.gelu(self.widen(self.before_mlp(tokens)))
         made: Tensor = tokens + self.dropout(self.narrow(inner))
