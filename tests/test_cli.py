@@ -146,7 +146,7 @@ def test_missing_extra_is_explained(
     assert stopped.value.code == 2
     message = capsys.readouterr().err
     assert package in message
-    assert 'pip install "fenchel[report]"' in message
+    assert 'pip install -c constraints.txt ".[report]"' in message
 
 
 def test_other_missing_modules_are_not_explained_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,15 @@ def test_snippets_run(path, capsys, monkeypatch):
     assert "Traceback" not in capsys.readouterr().out
 
 
+def test_the_page_that_registers_names_can_be_run_again(capsys):
+    """Names are kept by the process, and a notebook's cells run more than once."""
+    for _ in range(2):
+        namespace = {}
+        for block in blocks(ROOT / "docs" / "huggingface.md"):
+            exec(block, namespace)
+    assert "fenchel:mixed" in capsys.readouterr().out
+
+
 def test_the_first_snippet_of_the_readme_says_what_it_claims():
     namespace = {}
     exec(blocks(ROOT / "README.md")[0], namespace)

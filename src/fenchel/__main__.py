@@ -19,8 +19,7 @@ def main() -> None:
             raise
         print(
             f"the fenchel command needs the package {package!r}, which is not installed; "
-            'run: pip install "fenchel[report]" (from a clone: pip install -c constraints.txt '
-            '".[report]")',
+            'run, in a clone: pip install -c constraints.txt ".[report]"',
             file=sys.stderr,
         )
         raise SystemExit(2) from None

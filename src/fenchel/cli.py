@@ -266,7 +266,7 @@ def _bench_picture(document: dict[str, Any], path: Path) -> str:
     try:
         from fenchel.report.measured import save_picture
     except ModuleNotFoundError as missing:
-        return f'no picture: {missing.name} is missing; pip install "fenchel[report]"'
+        return f'no picture: {missing.name} is missing; pip install -c constraints.txt ".[report]"'
     return str(save_picture(document, path))
 
 
@@ -322,7 +322,7 @@ def _attention_picture(document: dict[str, Any], path: Path) -> str:
     try:
         from fenchel.report.chapters.attention import save_picture
     except ModuleNotFoundError as missing:
-        return f'no picture: {missing.name} is missing; pip install "fenchel[report]"'
+        return f'no picture: {missing.name} is missing; pip install -c constraints.txt ".[report]"'
     return str(save_picture(document, path))
 
 

@@ -1,12 +1,21 @@
 """Bad input on purpose: an error that gives the value and the way out, or NaN in its own rows."""
 
 import math
+import sys
 
 import pytest
 import torch
 
 import fenchel as fl
-from tests.attention.cases import DOUBLE, INF, REGULARIZERS, dense, draw, largest_difference
+from tests.attention.cases import (
+    DOUBLE,
+    INF,
+    REGULARIZERS,
+    chance,
+    dense,
+    draw,
+    largest_difference,
+)
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -108,6 +117,11 @@ WRONG = {
     "groups number": (lambda: attend(enable_gqa=0), TypeError, ("enable_gqa", "True or False")),
     "class": (lambda: attend(regularizer=fl.Tsallis), TypeError, ("regularizer", "Tsallis(1.5)")),
     "name": (lambda: attend(regularizer="entmax"), TypeError, ("Tsallis(1.5)", "'entmax'")),
+    "mask in the place of a regularizer": (
+        lambda: fl.attention(Q, K, V, torch.ones(5, 6, dtype=torch.bool)),
+        TypeError,
+        ("regularizer", "Tsallis(1.5)", "tensor of shape (5, 6)", "attn_mask=mask"),
+    ),
     "number": (lambda: attend(regularizer=1.5), TypeError, ("Tsallis(1.5)", "1.5")),
     "alpha of another shape": (
         lambda: attend(regularizer=fl.Tsallis(torch.full((3, 1), 1.5))),
@@ -139,6 +153,7 @@ def test_errors_name_the_value_and_the_way_out(name):
         call()
     assert type(caught.value) is error
     assert all(word in str(caught.value) for word in words), caught.value
+    assert len(str(caught.value)) < 300, "numbers of tensors are not for messages"
 
 
 WRONG_BASES = {
@@ -236,6 +251,46 @@ def test_masses_beyond_the_range_of_float32(regularizer, size):
     output = attend(Q.float(), K.float(), V.float(), regularizer, base=base)
     assert output.dtype == torch.float32
     assert largest_difference(output, wanted) <= 1e-5
+
+
+@pytest.fixture
+def no_tiles(kernels, monkeypatch):
+    """The generic path raises."""
+    if kernels != "native":
+        pytest.skip("the tiles are the only path of Tsallis")
+
+    def refuse(*_):
+        raise AssertionError("the generic tiles")
+
+    for path in ("sparse", "dense"):
+        monkeypatch.setattr(sys.modules[f"fenchel.attention.{path}"], "tiled", refuse)
+
+
+MASSES = {"key": (0.5 + chance(1, 0.7, 6)) / 3, "query and key": draw(3, 5, 6).exp()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("regularizer", [*BOTH, fl.Tsallis(1.2)], ids=str)
+@pytest.mark.parametrize("name", MASSES)
+def test_a_float64_base_of_usual_masses_takes_the_fast_path(name, regularizer, dtype, no_tiles):
+    if dtype == torch.bfloat16 and isinstance(regularizer, fl.Shannon):
+        pytest.skip("softmax in half precision takes the tiles with any base")
+    base = MASSES[name].double()
+    base[..., 3] = 0.0
+    q, k, v = (x.to(dtype) for x in (Q, K, V))
+    output = attend(q, k, v, regularizer, base=base)
+    assert torch.equal(output, attend(q, k, v, regularizer, base=base.float()))
+    wanted = dense(q.double(), k.double(), v.double(), regularizer, base=base)
+    assert largest_difference(output, wanted) <= 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("mass", [1e-60, 1e-40, 1e60, INF, math.nan])
+@pytest.mark.parametrize("regularizer", BOTH, ids=str)
+def test_a_float64_base_that_float32_does_not_hold_keeps_its_digits(regularizer, mass, no_tiles):
+    base = torch.ones(6, dtype=DOUBLE)
+    base[2] = mass
+    with pytest.raises(AssertionError, match="the generic tiles"):
+        attend(Q.float(), K.float(), V.float(), regularizer, base=base)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])

@@ -216,6 +216,33 @@ def test_a_budget_that_cannot_be_met():
     assert (found.status[..., 2:] == fl.Status.OK.value).all()
 
 
+@pytest.mark.parametrize("enough", [True, False])
+def test_budgets_under_a_causal_mask(enough):
+    """The first queries see too few keys: NaN there only, unless each has a budget of its own."""
+    q, k, v = draw(0, 2, 6, 4), draw(1, 2, 6, 4), draw(2, 2, 6, 4)
+    budget = fl.Budget(torch.arange(1.0, 7.0).clamp(max=3) if enough else 3)
+    output = fl.attention(q, k, v, budget, is_causal=True)
+    assert output[:, :2].isnan().all() == (not enough)
+    assert output[:, 2:].isfinite().all()
+
+
+def test_it_prints_as_one_line():
+    case = make_case(fl.Tsallis(1.5))
+    operands = case.operands(case.leaves)
+    solution = fl.attention_solution(*operands, fl.Tsallis(1.5))
+    share = solution.support.sum() / (2 * 3 * 6 * 9)
+    shown = repr(solution)
+    assert "\n" not in shown
+    assert len(shown) < 120
+    assert f"scores (2, 3, 6, 9), support {100 * share:.3g}%, gap <= " in shown
+    assert shown.endswith(f"gap <= {solution.gap.max():.2g}, 36 OK)")
+    budget = fl.attention_solution(*operands, fl.Budget(3), is_causal=True)
+    assert str(budget).endswith("24 OK, 12 INFEASIBLE)"), "and gaps that are NaN are left out"
+    assert "nan" not in str(budget)
+    nothing = fl.attention_solution(*(x[..., :0, :] for x in operands), fl.Tsallis(1.5))
+    assert str(nothing) == "AttentionSolution(scores (2, 3, 0, 0), support 0%, no gap, no rows)"
+
+
 @pytest.mark.parametrize(
     ("lead", "queries", "keys"),
     [((2, 3), 0, 4), ((2, 3), 4, 0), ((2, 3), 0, 0), ((0, 3), 4, 5), ((2, 0), 4, 5), ((), 3, 0)],

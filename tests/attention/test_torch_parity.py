@@ -1,5 +1,7 @@
 """Softmax attention is torch's, and any attention can stand in its place."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -202,6 +204,17 @@ def test_multihead_attention_is_out_of_reach_and_says_so(training):
         for call in (lambda: attention(X, X, X, need_weights=False), lambda: layer(X)):
             with pytest.raises(RuntimeError, match=r"fenchel\.nn\.convert"):
                 call()
+
+
+def test_a_block_holds_for_its_own_thread():
+    q, k, v = (x.detach() for x in operands())
+    plain, found = sdpa(q, k, v), []
+    with fl.replace_sdpa(fl.Tsallis(2.0)):
+        other = threading.Thread(target=lambda: found.append(sdpa(q, k, v)))
+        other.start()
+        other.join()
+        assert largest_difference(sdpa(q, k, v), plain) > 1e-3
+    assert torch.equal(found[0], plain)
 
 
 def test_other_functions_are_left_alone():

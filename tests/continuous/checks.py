@@ -5,7 +5,9 @@ import torch
 
 
 def array(x):
-    return x.detach().double().numpy() if isinstance(x, torch.Tensor) else np.asarray(x, dtype=float)
+    return (
+        x.detach().double().numpy() if isinstance(x, torch.Tensor) else np.asarray(x, dtype=float)
+    )
 
 
 def assert_near(actual, expected, bar):
@@ -22,7 +24,9 @@ def assert_rows_near(actual, expected, bar):
     assert actual.shape == expected.shape, f"{actual.shape} is not {expected.shape}"
     rest = tuple(range(1, actual.ndim))
     error = np.abs(actual - expected).max(rest) / (1 + np.abs(expected).max(rest))
-    assert np.all(error <= bar), f"error {np.max(error, initial=0):.3g} in row {error.argmax()}, {bar:g}"
+    assert np.all(error <= bar), (
+        f"error {np.max(error, initial=0):.3g} in row {error.argmax()}, {bar:g}"
+    )
 
 
 def assert_relative(actual, expected, bar):

@@ -190,3 +190,61 @@ def _factor(x, d, alpha):
     whole = torch.linalg.det(scale).sqrt() * ball_integral(alpha, d) * (2 / eps) ** (d / 2)
     squared = 2 / eps * whole ** (-eps / (1 + d * eps / 2))
     return mean.unsqueeze(-1), torch.linalg.cholesky(squared[..., None, None] * scale)
+
+
+# ---- a paraboloid under a sparse density, in the plane
+
+
+def overlap(mean, scale, alpha, centre, own, n=160):
+    """E_p[psi], psi the paraboloid of (centre, own); d = 1 or 2.
+
+    Along rays from psi's centre, on which both supports are intervals. In the plane the angles at
+    which a ray touches the density's ellipse, or meets it on psi's own edge, are cut out.
+    """
+    peak, radius = peak_and_radius(scale, alpha)
+    level, reach = peak_and_radius(own, 2)
+    values, axes = np.linalg.eigh(own)
+    out = reach * axes * np.sqrt(values)  # t = centre + out u, |u| < 1
+    at = np.linalg.solve(out, mean - centre)
+    form = out.T @ np.linalg.inv(scale) @ out / radius**2
+    if len(mean) == 1:
+        directions, share = np.array([[-1.0], [1.0]]), np.ones(2)
+    else:
+        angles, share = _between(_cuts(form, at), n)
+        directions = np.stack([np.cos(angles), np.sin(angles)], -1)
+    # p > 0 where (r e - at)' form (r e - at) < 1
+    a, b = (directions @ form * directions).sum(-1), directions @ form @ at
+    root = np.sqrt(np.maximum(b**2 - a * (at @ form @ at - 1), 0))
+    low, high = np.clip([(b - root) / a, (b + root) / a], 0, 1)
+    x, w = gauss(n, -math.pi / 2, math.pi / 2)
+    r = (low + high)[:, None] / 2 + (high - low)[:, None] / 2 * np.sin(x)
+    apart = r[..., None] * directions[:, None] - at
+    p = peak * np.maximum(1 - (apart @ form * apart).sum(-1), 0) ** (1 / (alpha - 1))
+    inner = p * level * (1 - r**2) * r ** (len(mean) - 1) * np.cos(x) * w
+    return share @ (inner.sum(-1) * (high - low) / 2) * abs(np.linalg.det(out))
+
+
+def _cuts(form, at):
+    """Angles of e with (e' form at)^2 = (e' form e) k or e' form e - 2 e' form at + k = 0."""
+    linear, k = form @ at, at @ form @ at - 1
+    touching = np.outer(linear, linear) - k * form
+    return _roots(touching, np.zeros(2), 0.0) + _roots(form, -2 * linear, k)
+
+
+def _roots(square, linear, constant):
+    """Of e' square e + linear' e + constant on the circle, as a polynomial of exp(i angle)."""
+    (p, q), (_, s) = square
+    second, first = (p - s) / 4 - 0.5j * q, (linear[0] - 1j * linear[1]) / 2
+    roots = np.roots([second, first, constant + (p + s) / 2, np.conj(first), np.conj(second)])
+    return list(np.angle(roots))  # also of those next to the circle, where the integrand is steep
+
+
+def _between(cuts, n):
+    """Nodes around the circle, in pieces between the cuts."""
+    edges = np.unique([-math.pi, *cuts, math.pi])
+    x, w = gauss(n, -math.pi / 2, math.pi / 2)
+    pieces = [
+        (low + high) / 2 + (high - low) / 2 * np.sin(x) for low, high in itertools.pairwise(edges)
+    ]
+    weights = [(high - low) / 2 * np.cos(x) * w for low, high in itertools.pairwise(edges)]
+    return np.concatenate(pieces), np.concatenate(weights)

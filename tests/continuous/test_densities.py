@@ -24,7 +24,9 @@ def statistics(density, points):
     p, alpha = np.exp(log_p), density.alpha
     inner = np.where(p > 0, log_p, 0) if alpha == 1 else p ** (alpha - 1)
     squares = (points[:, :, None] * points[:, None, :]).reshape(len(points), -1)
-    return p[:, None] * np.concatenate([np.ones_like(p)[:, None], points, squares, inner[:, None]], 1)
+    return p[:, None] * np.concatenate(
+        [np.ones_like(p)[:, None], points, squares, inner[:, None]], 1
+    )
 
 
 def assert_integrals(density, totals):
@@ -363,7 +365,9 @@ def test_reparametrised_gradients(alpha):
     density = make(*inputs[:2], inputs[2] if alpha > 1 else alpha)
     second = density.covariance_matrix + density.mean.unsqueeze(-1) * density.mean
     exact = torch.autograd.grad(a @ second @ a + b @ density.mean, inputs)
-    assert_mean(torch.stack([sampled() for _ in range(80)]), torch.cat([x.reshape(-1) for x in exact]))
+    assert_mean(
+        torch.stack([sampled() for _ in range(80)]), torch.cat([x.reshape(-1) for x in exact])
+    )
 
 
 def test_sampling_repeats_with_the_seed_and_has_the_right_shapes():
@@ -527,7 +531,8 @@ def test_expand_and_index():
     picked = torch.tensor([1, 0])
     for index in (0, (0, 1), (slice(None), 2), (..., 1), mask, None, (picked, picked), slice(1, 2)):
         chosen = density[index]
-        assert torch.equal(chosen.mean, mean[index])
+        number = torch.arange(6).reshape(2, 3)[index]
+        assert torch.equal(chosen.mean, mean.reshape(6, 2)[number])
         assert torch.equal(chosen.entropy(), density.entropy()[index])
         assert chosen.batch_shape == density.entropy()[index].shape
     with pytest.raises(IndexError):

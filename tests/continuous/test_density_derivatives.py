@@ -17,23 +17,25 @@ def both(function, inputs):
     return gradcheck(function, inputs) and gradgradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 4])
-@pytest.mark.parametrize("alpha", [1.05, 1.25, 1.7, 2.0, 3.3])
+@pytest.mark.parametrize(
+    ("d", "alpha"),
+    [(d, a) for d in (1, 2) for a in (1.05, 1.25, 1.7, 2.0, 3.3)] + [(3, 1.05), (3, 2.0), (4, 1.7)],
+)
 def test_in_mean_scale_and_alpha(d, alpha):
     inputs = (
         torch.zeros(d, dtype=DOUBLE).requires_grad_(),
         root(d),
         torch.tensor(alpha, dtype=DOUBLE, requires_grad=True),
     )
-    points = 0.2 * torch.randn(3, d, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+    points = 0.2 * torch.randn(2, d, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
 
-    def density(m, r, a):
-        return fc.TsallisGaussian(m, positive(r), a)
+    def numbers(m, r, a):
+        density = fc.TsallisGaussian(m, positive(r), a)
+        covariance = density.covariance_matrix[0]  # a row: the others are alike
+        return torch.cat([density.log_prob(points), density.entropy().reshape(1), covariance])
 
-    assert density(*inputs).support.check(points).all()
-    assert both(lambda *x: density(*x).log_prob(points), inputs)
-    assert both(lambda m, r, a: density(m.detach(), r, a).entropy(), inputs)
-    assert both(lambda m, r, a: density(m.detach(), r, a).covariance_matrix, inputs)
+    assert numbers(*inputs).isfinite().all()
+    assert both(numbers, inputs)
 
 
 @pytest.mark.parametrize("family", [fc.Gaussian, fc.Paraboloid])
@@ -51,15 +53,15 @@ def test_of_the_special_classes(family):
 def test_from_covariance_in_alpha():
     inputs = (root(2), torch.tensor(1.4, dtype=DOUBLE, requires_grad=True))
     zero = torch.zeros(2, dtype=DOUBLE)
-    assert both(
-        lambda r, a: fc.TsallisGaussian.from_covariance(zero, positive(r), a).scale, inputs
-    )
+    assert both(lambda r, a: fc.TsallisGaussian.from_covariance(zero, positive(r), a).scale, inputs)
 
 
 def test_second_derivatives_in_points():
     points = torch.tensor([[0.1, 0.2], [-0.2, 0.1]], dtype=DOUBLE, requires_grad=True)
     for alpha in (1.0, 1.5, 2.0):
-        density = fc.TsallisGaussian(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE), alpha)
+        density = fc.TsallisGaussian(
+            torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE), alpha
+        )
         assert both(density.log_prob, (points,))
 
 

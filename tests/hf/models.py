@@ -8,7 +8,7 @@ import torch
 from fenchel import Tsallis
 
 transformers = pytest.importorskip(
-    "transformers", reason="fenchel.hf is an extra: pip install 'fenchel[hf]'"
+    "transformers", reason='fenchel.hf is an extra: pip install -c constraints.txt ".[hf]"'
 )
 
 # What needs transformers is imported behind the skip, and by the tests from here.

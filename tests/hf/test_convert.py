@@ -47,11 +47,30 @@ def test_registering_twice_is_once_and_two_meanings_are_refused():
         hf.register("fenchel:entmax15", fl.Tsallis(2.0))
     with pytest.raises(ValueError, match="already means Tsallis"):
         hf.register("fenchel:entmax15", fl.Shannon())
+
+
+def test_tensors_are_the_same_by_their_numbers():
+    """A cell of a notebook may run twice."""
     alpha = torch.tensor([[1.5], [1.2]])
     hf.register("fenchel:test-tensor", fl.Tsallis(alpha))
-    hf.register("fenchel:test-tensor", fl.Tsallis(alpha))
-    with pytest.raises(ValueError, match="already means"):
-        hf.register("fenchel:test-tensor", fl.Tsallis(alpha.clone()))
+    before = ATTENTION_FUNCTIONS["fenchel:test-tensor"]
+    hf.register("fenchel:test-tensor", fl.Tsallis(alpha.clone()))
+    assert ATTENTION_FUNCTIONS["fenchel:test-tensor"] is before
+    for other in (alpha + 0.1, alpha.double(), alpha[:1], 1.5):
+        with pytest.raises(ValueError, match=r"means Tsallis\(alpha=<tensor \(2, 1\)>") as caught:
+            hf.register("fenchel:test-tensor", fl.Tsallis(other))
+        assert "'fenchel:test-tensor-2'" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_learned_tensors_are_the_same_by_being_one():
+    """Of two with the same numbers, the second would train and change nothing."""
+    alpha = torch.nn.Parameter(torch.tensor([[1.5], [1.2]]))
+    hf.register("fenchel:test-learned", fl.Tsallis(alpha))
+    hf.register("fenchel:test-learned", fl.Tsallis(alpha))
+    for other in (torch.nn.Parameter(alpha.detach().clone()), alpha.detach().clone()):
+        with pytest.raises(ValueError, match=r"learned, and a name cannot be bound again.*another"):
+            hf.register("fenchel:test-learned", fl.Tsallis(other))
 
 
 @pytest.mark.parametrize("name", ["entmax", "fenchel:", "fenchel:a b", "other:x", 3, "fenchel:a/b"])
@@ -85,10 +104,7 @@ def test_a_regulariser_has_a_name(omega, name):
     hf.register(name, omega)
 
 
-def test_a_regulariser_that_no_name_can_show():
-    with pytest.raises(TypeError, match=r"holds a tensor in alpha.*register"):
-        hf.convert(tiny("bert"), fl.Tsallis(torch.tensor(1.5)))
-
+def test_a_regulariser_of_your_own_has_a_name():
     @dataclass(frozen=True)
     class Mine(fl.Shannon):
         strength: float = 2.0
@@ -131,7 +147,45 @@ def test_an_unknown_name_lists_the_known():
         hf.convert(model, 1.5)
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
         hf.convert("bert", "fenchel:softmax")
+    with pytest.raises(ValueError, match=r"'fenchel:held' is what hf\.convert uses"):
+        hf.register("fenchel:held", fl.Shannon())
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_models_of_the_same_configuration_stay(family):
+    model = tiny(family)
+    config, before = model.config, model.config.to_dict()
+    twin = type(model)(config).double().eval()
+    batch = inputs(family)
+    soft = logits(twin, **batch)
+    hf.convert(model, "fenchel:entmax15")
+    assert config._attn_implementation == twin.config._attn_implementation == "eager"
+    assert torch.equal(logits(twin, **batch), soft)
+    later = type(model)(config).double().eval()
+    later.load_state_dict(twin.state_dict())
+    assert torch.equal(logits(later, **batch), soft)
+    assert config.to_dict() == before
+    assert model.config is not config
+    assert model.config.to_dict() == before, "the same in all but the choice"
+
+
+def test_one_configuration_stays_one():
+    """Modules that shared a configuration share the copy, and parts of it stay its parts."""
+    llama = hf.convert(tiny("llama"), "fenchel:entmax15")
+    inside = [module.config for module in llama.modules() if hasattr(module, "config")]
+    assert len(inside) > 2
+    assert all(config is llama.config for config in inside)
+    encoder = transformers.BertConfig(**small(num_hidden_layers=1, intermediate_size=48))
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, encoder)
+    pair = transformers.EncoderDecoderModel(config)
+    parts = pair.encoder.config, pair.decoder.config
+    assert (config.encoder, config.decoder) == parts
+    hf.convert(pair, "fenchel:entmax15")
+    assert pair.config.encoder is pair.encoder.config
+    assert pair.config.decoder is pair.decoder.config
+    for old in (config, *parts):
+        assert not old._attn_implementation.startswith("fenchel")
 
 
 def test_save_and_load(tmp_path):
@@ -224,6 +278,20 @@ def test_models_that_compute_their_own_attention_are_refused():
     assert mixed[0].config._attn_implementation == "eager", "refused before anything changed"
 
 
+def test_layers_of_torch_are_sent_to_the_other_convert():
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    with pytest.raises(
+        ValueError, match=r"fenchel\.nn\.convert\(model, regularizer\) is for torch"
+    ):
+        hf.convert(layer, "fenchel:entmax15")
+    with pytest.raises(ValueError, match=r"found no attention.*fenchel\.nn\.convert"):
+        hf.convert(fl.nn.convert(layer, fl.Tsallis(1.5)), "fenchel:entmax15")
+    both = nn.ModuleList([tiny("bert"), nn.MultiheadAttention(8, 2)])
+    fl.nn.convert(both, fl.Tsallis(1.5))
+    hf.convert(both, "fenchel:entmax15")
+    assert both[0].config._attn_implementation == "fenchel:entmax15"
+
+
 def test_an_attention_that_overrides_its_forward_is_noticed():
     """The class it inherits from asks transformers; it does not."""
     model = tiny("bert")
@@ -285,4 +353,4 @@ def test_without_transformers_the_message_says_what_to_install():
     code = "import sys; sys.modules['transformers'] = None; import fenchel.hf"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert out.returncode == 1
-    assert "pip install 'fenchel[hf]'" in out.stderr
+    assert 'pip install -c constraints.txt ".[hf]"' in out.stderr

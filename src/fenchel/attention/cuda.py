@@ -1,5 +1,5 @@
 """Tsallis attention on CUDA: AdaSplash's Triton kernels where they apply (Gonçalves, Treviso and
-Martins, 2025). Install with `pip install "fenchel[cuda]"`.
+Martins, 2025). Install with `pip install -c constraints.txt ".[cuda]"`.
 
 UNTESTED on a device: the translation below is tested against a stand-in, the kernels are theirs.
 They iterate a fixed number of steps in the operands' precision, and have first derivatives only;

@@ -43,8 +43,8 @@ class Blocks(threading.local):
         """Checkpoints under way inside the block will enter it again; False where one cannot."""
         around = next((count for known, count in reversed(self._open) if known is block), 0)
         found = list(_checkpoints())
-        inside = found[: len(found) - around]
-        return all([checkpoint.run_again_within(block) for checkpoint in inside])
+        inside = found[: max(0, len(found) - around)]
+        return all(checkpoint.run_again_within(block) for checkpoint in inside)
 
 
 def called_by_a_checkpoint() -> bool:

@@ -58,11 +58,11 @@ class replace_sdpa(TorchFunctionMode):
     def __enter__(self) -> replace_sdpa:
         if not torch.compiler.is_compiling():
             _BLOCKS.enter(self)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_compiling():
             _BLOCKS.leave(self)
 

@@ -20,7 +20,7 @@ class AttentionSolution:
     """The weights of every query in compressed rows, and how far each row may be from optimal.
 
     >>> fl.attention_solution(q, k, v, fl.Tsallis(1.5))
-    AttentionSolution(scores (2, 8, 300, 300), support 7.1%, gap <= 4e-15, OK)
+    AttentionSolution(scores (2, 8, 300, 300), support 7.1%, gap <= 4.1e-15, 4800 OK)
 
     Rows run over the leading axes and the queries in order: row r of the weights owns the entries
     rows[r] .. rows[r + 1] - 1 of `keys` and `weights`.
@@ -40,14 +40,13 @@ class AttentionSolution:
         return self.rows.diff().reshape(self.shape[:-1])
 
     def __repr__(self) -> str:
-        share = len(self.keys) / max(1, self.shape.numel())
+        share = int((self.weights > 0).sum()) / max(1, self.shape.numel())
         known = self.gap[~self.gap.isnan()]
-        gap = f"gap <= {float(known.max()):.1g}" if known.numel() else "no gap"
-        counts = [(status.name, int((self.status == status).sum())) for status in Status]
-        found = [(name, count) for name, count in counts if count]
-        rows = found[0][0] if len(found) == 1 else ", ".join(f"{n} {name}" for name, n in found)
-        shown = f"scores {tuple(self.shape)}, support {share:.2g}, {gap}, {rows or 'no rows'}"
-        return f"AttentionSolution({shown})"
+        gap = f"gap <= {float(known.max()):.2g}" if known.numel() else "no gap"
+        counts = [(int((self.status == status).sum()), status.name) for status in Status]
+        rows = ", ".join(f"{count} {name}" for count, name in counts if count) or "no rows"
+        shape = tuple(self.shape)
+        return f"AttentionSolution(scores {shape}, support {100 * share:.3g}%, {gap}, {rows})"
 
     def head(self, *index: int) -> Tensor:
         """The weights of one head as a `torch.sparse_csr` matrix (query, key).

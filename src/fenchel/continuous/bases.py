@@ -93,13 +93,15 @@ class GaussianBasis:
         if _is(density, 2.0):
             return expectations.under_paraboloid(mean, scale, centre, covariance, tolerance)
         eps = _eps(density).unsqueeze(-1)
-        made = expectations.under_tsallis(
-            mean, scale, _away_from_zero(eps), centre, covariance, tolerance
-        )
+        operands = (mean, scale, centre, covariance)
+        made = expectations.under_tsallis(*operands, _away_from_zero(eps, _SMALLEST), tolerance)
         if not has(eps < _SMALLEST):
             return made
-        gaussian = expectations.under_gaussian(mean, scale, centre, covariance)
-        return torch.where(eps < _SMALLEST, gaussian.to(made.dtype) + (made - made.detach()), made)
+        # The value and derivatives of the Gaussian, and the derivative in alpha of the others.
+        fixed = (mean.detach(), scale.detach(), centre.detach(), covariance.detach())
+        slope = expectations.under_tsallis(*fixed, _away_from_zero(eps, _SMALLEST), tolerance)
+        gaussian = expectations.under_gaussian(*operands).to(made.dtype) + (slope - slope.detach())
+        return torch.where(eps < _SMALLEST, gaussian, made)
 
 
 class ParaboloidBasis:
@@ -145,16 +147,24 @@ class ParaboloidBasis:
                 f"paraboloids under a sparse density need d <= 2, got {density.dim}; "
                 "use GaussianBasis, or a Gaussian density"
             )
-        return overlap(mean, scale, _eps(density).unsqueeze(-1), centre, own)
+        eps = _eps(density).unsqueeze(-1)
+        made = overlap(mean, scale, eps.clamp_min(_NEAR), centre, own, tolerance)
+        if not has(eps < _NEAR):
+            return made
+        # Next to alpha = 1 a straight line from the Gaussian: the bend is of the order of _NEAR^2.
+        gaussian = expectations.under_paraboloid(centre, own, mean, scale, tolerance)
+        part = (eps / _NEAR).to(made.dtype)
+        return torch.where(eps < _NEAR, gaussian + part * (made - gaussian), made)
 
 
 _LEAST_TOLERANCE = 1e-14
+_NEAR = 1e-4
 _SMALLEST = 1e-9  # alpha - 1 below it is computed as a Gaussian, which differs by as little
 
 
-def _away_from_zero(eps: Tensor) -> Tensor:
-    """Moved to _SMALLEST where it is less, with the derivative of what it was."""
-    return eps + (eps.clamp_min(_SMALLEST) - eps).detach()
+def _away_from_zero(eps: Tensor, least: float) -> Tensor:
+    """Moved to `least` where it is less, with the derivative of what it was."""
+    return eps + (eps.clamp_min(least) - eps).detach()
 
 
 def cell_centers(*counts: int, low: float = 0.0, high: float = 1.0) -> Tensor:

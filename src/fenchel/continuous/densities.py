@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from fenchel._numerics import check_tensor, compute_dtype, has
+from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, has
 from fenchel.continuous import matrices, tsallis
 from fenchel.continuous.support import Ellipsoid
 
@@ -37,8 +37,10 @@ class Density(Distribution):
         self._eps = eps
         self._mean = mean.to(dtype).expand(*batch, d)
         self._scale = scale.to(dtype).expand(*batch, d, d)
-        # Factored before it is spread over the batch.
-        self._factor = matrices.cholesky(scale.to(dtype)).expand(*batch, d, d)
+        # Factored before it is spread over the batch,
+        # and in float64: in float32 a thin ellipse loses its digits.
+        wide = matrices.cholesky(scale.to(certificate_dtype(scale.device)))
+        self._factor = wide.to(dtype).expand(*batch, d, d)
         super().__init__(batch, torch.Size([d]), validate_args=False)
 
     # ---- what it is
@@ -117,10 +119,12 @@ class Density(Distribution):
         """mean + L n sqrt(rho / (eps (|n|^2 / 2 + G))), n normal and G of shape 1 / eps + 1.
 
         |n|^2 / (|n|^2 + 2 G) is the Beta variable of the squared radius; eps G goes to 1 with eps.
+        The derivative in alpha is unbiased, and noisy near alpha = 1.
         """
         shape = self._extended_shape(torch.Size(sample_shape))
         normal = torch.randn(shape, dtype=self._mean.dtype, device=self._mean.device)
-        eps = self._eps.clamp_min(torch.finfo(self._eps.dtype).eps)
+        # Closer to 1 the law differs by as little, and the derivative in alpha loses its digits.
+        eps = self._eps + (self._eps.clamp_min(1e-5) - self._eps).detach()
         gamma = torch._standard_gamma((1 / eps + 1).expand(shape[:-1]))
         size = eps * (normal.square().sum(-1) / 2 + gamma)
         stretch = (self._eps * self.log_peak / 2).exp() / size.sqrt()
@@ -133,7 +137,9 @@ class Density(Distribution):
         """
         if not isinstance(target, Density):
             raise TypeError(f"target must be a density of this module, got {type(target).__name__}")
-        if target.dim != self.dim or has(target._eps != self._eps):
+        # 1.3 is not the same number in float32 and float64
+        slack = 4 * max(torch.finfo(x.dtype).eps for x in (self._eps, target._eps))
+        if target.dim != self.dim or has((target._eps - self._eps).abs() > slack):
             raise ValueError(
                 f"target must have the dimension and alpha of the prediction, {self.dim} and "
                 f"{self.alpha}, got {target.dim} and {target.alpha}"

@@ -21,7 +21,13 @@ from fenchel._numerics import check_whole, where
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian, Paraboloid
 from fenchel.continuous.mixture import Mixture, log_mixing
-from fenchel.continuous.moments import FLOOR, checked_weights
+from fenchel.continuous.moments import (
+    FLOOR,
+    checked_weights,
+    least_variance,
+    moments_with_floor,
+    normalised,
+)
 from fenchel.regularizers import Regularizer, Shannon
 from fenchel.solve import solve
 
@@ -37,10 +43,11 @@ class Parameters(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Weights that sum to one (..., L), positions (L, d), the least variance."""
+    """Weights that sum to one (..., L), positions (L, d) from an origin, the least variance."""
 
     weights: Tensor
     positions: Tensor
+    origin: Tensor
     least: Tensor
 
 
@@ -70,7 +77,7 @@ class Regions:
         rule = torch.where(
             (mass > 0).unsqueeze(-1), share / used, even / even.sum(-1, keepdim=True).clamp_min(1)
         )
-        mean, covariance = _moments(rule, data)
+        mean, covariance = moments_with_floor(rule, data.positions, data.least)
         return Parameters(*(x.unsqueeze(0) for x in (mass, mean, covariance)))
 
 
@@ -90,7 +97,8 @@ class Random:
         drawn = torch.multinomial(chances, modes, generator=self.generator)
         shape = (self.restarts, *batch, modes)
         mean = data.positions[drawn.reshape(shape)]
-        _, whole = _moments(data.weights.unsqueeze(-2), data)
+        every = data.weights.unsqueeze(-2)
+        _, whole = moments_with_floor(every, data.positions, data.least)
         covariance = whole.expand(*shape, *whole.shape[-2:])
         return Parameters(data.weights.new_full(shape, 1 / modes), mean, covariance)
 
@@ -133,9 +141,10 @@ def fit_mixture(
     made = _iterate(begun, data, iterations, tolerance, regularizer)
     best = _best(made, data)
     if family is Gaussian:
-        return Mixture(best.mixing, Gaussian(best.mean, best.covariance))
+        return Mixture(best.mixing, Gaussian(best.mean + data.origin, best.covariance))
     if family is Paraboloid:
-        return Mixture(best.mixing, Paraboloid.from_covariance(best.mean, best.covariance))
+        modes_made = Paraboloid.from_covariance(best.mean + data.origin, best.covariance)
+        return Mixture(best.mixing, modes_made)
     raise TypeError(f"family must be Gaussian or Paraboloid, got {family!r}")
 
 
@@ -153,20 +162,36 @@ def _data(weights: Tensor, positions: Tensor, modes: int, iterations: int, floor
         raise ValueError(
             f"modes must be at most the number of positions, {len(positions)}, got {modes}"
         )
-    if not floor > 0:
-        raise ValueError(f"floor must be > 0, got {floor}: a mode on one position has no variance")
-    spread = (positions - positions.mean(0)).square().mean().detach()
-    least = floor * torch.where(spread > 0, spread, torch.ones_like(spread))
-    return Data(weights / weights.sum(-1, keepdim=True), positions, least)
+    least = least_variance(positions, floor)
+    origin = positions.detach().mean(0)  # far from zero, squares would lose the digits
+    return Data(normalised(weights), positions - origin, origin, least)
+
+
+def _starting(start: Start | None, usual: Start) -> Start:
+    start = usual if start is None else start
+    if isinstance(start, type) or not hasattr(start, "parameters"):
+        raise TypeError(f"start must be Regions(), Random() or a mixture, got {start!r}")
+    return start
 
 
 def _begin(start: Start | Mixture | None, data: Data, modes: int) -> Parameters:
     if not isinstance(start, Mixture):
-        return (Regions() if start is None else start).parameters(data, modes)
+        return _starting(start, Regions()).parameters(data, modes)
     if start.mixing.shape[-1] != modes:
         raise ValueError(f"the start has {start.mixing.shape[-1]} modes, asked for {modes}")
-    parameters = (start.mixing, start.components.mean, start.components.covariance_matrix)
-    return Parameters(*(x.unsqueeze(0) for x in parameters))
+    if start.dim != data.positions.shape[-1]:
+        raise ValueError(f"the start has d = {start.dim}, positions d = {data.positions.shape[-1]}")
+    batch, like = torch.broadcast_shapes(start.batch_shape, data.weights.shape[:-1]), data.positions
+    parts = (
+        start.mixing,
+        start.components.mean - data.origin.to(start.mixing),
+        start.components.covariance_matrix,
+    )
+    shapes = (part.shape[len(start.batch_shape) :] for part in parts)
+    spread = (
+        part.to(like).expand(*batch, *shape) for part, shape in zip(parts, shapes, strict=True)
+    )
+    return Parameters(*(part.unsqueeze(0) for part in spread))
 
 
 def _iterate(
@@ -189,7 +214,7 @@ def _step(now: Parameters, data: Data, regularizer: Regularizer) -> Parameters:
     mass = share.sum(-1)
     alive = mass > torch.finfo(mass.dtype).tiny
     rule = share / where(alive, mass, 1.0).unsqueeze(-1)
-    mean, covariance = _moments(rule, data)
+    mean, covariance = moments_with_floor(rule, data.positions, data.least)
     mean = torch.where(alive.unsqueeze(-1), mean, now.mean)
     covariance = torch.where(alive[..., None, None], covariance, now.covariance)
     if isinstance(regularizer, Shannon) and regularizer.temperature == 1.0:
@@ -202,17 +227,6 @@ def _joint(now: Parameters, data: Data) -> Tensor:
     factor = matrices.cholesky(now.covariance).unsqueeze(-3)
     apart = data.positions - now.mean.unsqueeze(-2)  # (..., K, L, d)
     return log_mixing(now.mixing).unsqueeze(-1) + matrices.normal_log_density(apart, factor)
-
-
-def _moments(rule: Tensor, data: Data) -> tuple[Tensor, Tensor]:
-    """Mean and covariance under weights (..., K, L) that sum to one, with the floor."""
-    mean = rule @ data.positions
-    apart = data.positions - mean.unsqueeze(-2)
-    covariance = (rule.unsqueeze(-1) * apart).mT @ apart
-    with torch.no_grad():
-        raised = (data.least - matrices.smallest_eigenvalue(covariance)).clamp_min(0)
-    eye = torch.eye(apart.shape[-1], dtype=apart.dtype, device=apart.device)
-    return mean, covariance + raised[..., None, None] * eye
 
 
 def _best(made: Parameters, data: Data) -> Parameters:
@@ -234,20 +248,22 @@ def _chosen(made: Parameters, index: Tensor) -> Parameters:
 
 def _pieces(positions: Tensor, modes: int) -> Tensor:
     """Which of `modes` equal pieces of the box holds a position. bool (K, L)"""
+    where_to = positions.detach()
+    wide = [axis for axis in where_to.unbind(-1) if bool(axis.max() > axis.min())][:2]
     columns = 1
-    if positions.shape[1] > 1:
+    if len(wide) > 1:
         columns = max(k for k in range(1, math.isqrt(modes) + 1) if modes % k == 0)
     rows = modes // columns
-    number = _cell(positions[:, 0], rows) * columns
+    number = _cell(wide[0] if wide else where_to[:, 0], rows) * columns
     if columns > 1:
-        number = number + _cell(positions[:, 1], columns)
+        number = number + _cell(wide[1], columns)
     return number == torch.arange(modes, device=positions.device).unsqueeze(-1)
 
 
 def _cell(line: Tensor, count: int) -> Tensor:
-    low, high = line.detach().min(), line.detach().max()
+    low, high = line.min(), line.max()
     size = torch.where(high > low, high - low, torch.ones_like(high))
-    return ((line.detach() - low) / size * count).long().clamp(max=count - 1)
+    return ((line - low) / size * count).long().clamp(max=count - 1)
 
 
 # ---- how many modes
@@ -319,8 +335,12 @@ def select_mixture(
     2
     """
     price = PerMode(float(penalty)) if isinstance(penalty, int | float) else penalty
+    if isinstance(price, type) or not callable(price):
+        raise TypeError(
+            f"penalty must be a number, AIC(), BIC(), MDL() or a function, got {price!r}"
+        )
     data = _data(weights, positions, max_modes, iterations, floor)
-    start = Random() if start is None else start
+    start = _starting(start, Random())
     found, criteria = [], []
     for modes in range(1, max_modes + 1):
         begun = (Regions() if modes == 1 else start).parameters(data, modes)
@@ -330,7 +350,7 @@ def select_mixture(
         found.append(_padded(made, max_modes))
     stacked = Parameters(*(torch.stack(x) for x in zip(*found, strict=True)))
     best = _chosen(stacked, torch.stack(criteria).argmin(0))
-    return Mixture(best.mixing, Gaussian(best.mean, best.covariance))
+    return Mixture(best.mixing, Gaussian(best.mean + data.origin, best.covariance))
 
 
 def _padded(made: Parameters, modes: int) -> Parameters:

@@ -22,6 +22,7 @@ from fenchel._numerics import certificate_dtype, log1p_ratio, readable, transfor
 from fenchel.continuous import ball, matrices, tsallis
 from fenchel.continuous.ball import Rule
 
+_MOST_AXES = 3  # the number of nodes grows as a power of it
 _MOST = 2**22  # nodes worked on at a time
 
 
@@ -31,7 +32,11 @@ def default_tolerance(dtype: torch.dtype) -> float:
 
 def under_gaussian(mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor) -> Tensor:
     """N(mean; centre, scale + covariance) (CLAIMS F-E4.7..4.10). (...)"""
-    return matrices.normal_log_density(mean - centre, matrices.cholesky(scale + covariance)).exp()
+    dtype = torch.promote_types(mean.dtype, centre.dtype)
+    inner = certificate_dtype(mean.device)
+    factor = matrices.cholesky(scale.to(inner) + covariance.to(inner))
+    apart = mean.to(inner) - centre.to(inner)
+    return matrices.normal_log_density(apart, factor).exp().to(dtype)
 
 
 def under_paraboloid(
@@ -47,7 +52,7 @@ def under_paraboloid(
 
 
 def under_tsallis(
-    mean: Tensor, scale: Tensor, eps: Tensor, centre: Tensor, covariance: Tensor, tolerance: float
+    mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor, eps: Tensor, tolerance: float
 ) -> Tensor:
     """Any alpha > 1, eps = alpha - 1 (...). (...)"""
     operands, dtype = _pairs(mean, scale, centre, covariance)
@@ -59,6 +64,11 @@ def _pairs(
     mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], torch.dtype]:
     """One batch shape for all, in float64 where there is one: closed forms cancel."""
+    if mean.shape[-1] > _MOST_AXES:
+        raise ValueError(
+            f"expectations under sparse densities need d <= {_MOST_AXES}, got {mean.shape[-1]}; "
+            "use a Gaussian density, whose expectations are in closed form"
+        )
     dtype = torch.promote_types(mean.dtype, centre.dtype)
     inner, d = certificate_dtype(mean.device), mean.shape[-1]
     batch = torch.broadcast_shapes(
@@ -156,10 +166,10 @@ def _pulled_back(
     """Plain operations on fixed points of the ball."""
     d = mean.shape[-1]
     with torch.no_grad():
-        frame = _Frame(mean, scale, centre, covariance, eps)
-        turned, weight = ball.nodes(
-            frame.centre, frame.deviation, 1 / eps, Rule.pulled_back(tolerance), not _is_smooth(eps)
-        )
+        fixed = [x.detach() for x in (mean, scale, centre, covariance, eps)]  # of tangents too
+        frame = _Frame(*fixed)
+        power, rule = 1 / fixed[-1], Rule.pulled_back(tolerance)
+        turned, weight = ball.nodes(frame.centre, frame.deviation, power, rule, not _is_smooth(eps))
         u = matrices.multiply(frame.axes.unsqueeze(-3), turned)  # (..., K, d)
     factor = matrices.cholesky(scale)
     half_log_det = matrices.half_log_det(factor)

@@ -6,6 +6,8 @@ the arithmetic: up to three dimensions they are written out.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -103,7 +105,7 @@ def squared_length(factor: Tensor, vector: Tensor) -> Tensor:
 def normal_log_density(vector: Tensor, factor: Tensor) -> Tensor:
     """log N(vector; 0, L L'). (...)"""
     d = factor.shape[-1]
-    constant = 0.5 * d * float(torch.log(torch.tensor(2 * torch.pi, dtype=torch.float64)))
+    constant = 0.5 * d * math.log(2 * math.pi)
     return -0.5 * squared_length(factor, vector) - half_log_det(factor) - constant
 
 

@@ -96,6 +96,12 @@ class Mixture(Distribution):
             index = drawn[..., None, None].expand(*drawn.shape, 1, self.dim)
             return each.gather(-2, index).squeeze(-2)
 
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Refused: which component is drawn has no derivative."""
+        raise NotImplementedError(
+            "a mixture has no rsample; use sample, or those of its components"
+        )
+
     def log_likelihood(self, weights: Tensor, positions: Tensor) -> Tensor:
         """sum_l w_l log p(t_l), weights (..., L) divided by their sum (CLAIMS F-E5.16). (...)"""
         log_p = self.log_prob_at(positions)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, has
+from fenchel._numerics import check_tensor, compute_dtype, full_precision, has
 from fenchel.continuous import matrices
-from fenchel.continuous.densities import Density, Gaussian, Paraboloid, TsallisGaussian
+from fenchel.continuous.densities import Gaussian, Paraboloid, TsallisGaussian
 
 # Of the spread of the positions: the least variance along any direction.
 FLOOR = 1e-6
@@ -25,15 +25,37 @@ def weighted_moments(
     is raised to that by a multiple of the identity, which counts as a constant in derivatives.
     """
     weights, positions = checked_weights(weights, positions)
-    share = weights / weights.sum(-1, keepdim=True)
-    mean = share @ positions
-    apart = positions - mean.unsqueeze(-2)  # (..., L, d)
-    covariance = (share.unsqueeze(-1) * apart).mT @ apart
-    centred = positions - positions.mean(0)
-    spread = centred.square().mean()
-    least = floor * torch.where(spread > 0, spread, torch.ones_like(spread))
-    with torch.no_grad():
-        raised = (least - matrices.smallest_eigenvalue(covariance)).clamp_min(0)
+    origin = positions.detach().mean(0)  # far from zero, squares would lose the digits
+    mean, covariance = moments_with_floor(
+        normalised(weights), positions - origin, least_variance(positions, floor)
+    )
+    return mean + origin, covariance
+
+
+def normalised(weights: Tensor) -> Tensor:
+    """Divided by their sum, which may be beyond the largest float."""
+    weights = weights / weights.detach().amax(-1, keepdim=True)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def least_variance(positions: Tensor, floor: float) -> Tensor:
+    """`floor` times the mean variance of the positions. ()"""
+    if not floor > 0:
+        raise ValueError(
+            f"floor must be > 0, got {floor}: weights on one position have no variance"
+        )
+    spread = (positions - positions.mean(0)).square().mean().detach()
+    return floor * torch.where(spread > 0, spread, torch.ones_like(spread))
+
+
+def moments_with_floor(share: Tensor, positions: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Under weights (..., L) that sum to one. (..., d), (..., d, d)"""
+    with full_precision(positions):
+        mean = share @ positions
+        apart = positions - mean.unsqueeze(-2)  # (..., L, d)
+        covariance = (share.unsqueeze(-1) * apart).mT @ apart
+    smallest = matrices.smallest_eigenvalue(covariance.detach())
+    raised = (least - smallest).clamp_min(0)
     eye = torch.eye(positions.shape[-1], dtype=positions.dtype, device=positions.device)
     return mean, covariance + raised[..., None, None] * eye
 
@@ -54,8 +76,8 @@ def match_moments(
     >>> match_moments(weights, torch.tensor([[-1.0], [0.0], [1.0]]), Paraboloid).variance
     tensor([0.5000])
     """
-    if not (isinstance(family, type) and issubclass(family, Density)):
-        raise TypeError(f"family must be a class of densities such as Paraboloid, got {family!r}")
+    if family not in (Gaussian, Paraboloid, TsallisGaussian):
+        raise TypeError(f"family must be Gaussian, Paraboloid or TsallisGaussian, got {family!r}")
     needs_alpha = issubclass(family, TsallisGaussian)
     if needs_alpha != (alpha is not None):
         raise ValueError("alpha goes with TsallisGaussian, and with it alone")

@@ -8,18 +8,25 @@ the plane by 1e-6.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, transformed, where
 from fenchel.continuous import ball, matrices, tsallis
 
-_OUTER, _INNER = 96, 32
+_INNER = 32
 _REACH = 9.0  # deviations of exp(-|u|^2 / eps), which bounds the density
 
 
-def under_tsallis(mean: Tensor, scale: Tensor, eps: Tensor, centre: Tensor, own: Tensor) -> Tensor:
-    """Operands broadcast; eps = alpha - 1 > 0 (...). (...)"""
+def under_tsallis(
+    mean: Tensor, scale: Tensor, eps: Tensor, centre: Tensor, own: Tensor, tolerance: float
+) -> Tensor:
+    """Operands broadcast; eps = alpha - 1 > 0 (...). (...)
+
+    In the plane the tolerance picks the number of nodes, and is reached down to about 1e-6.
+    """
     dtype = torch.promote_types(mean.dtype, centre.dtype)
     inner = certificate_dtype(mean.device)
     mean, scale, eps, centre, own = (x.to(inner) for x in (mean, scale, eps, centre, own))
@@ -34,9 +41,11 @@ def under_tsallis(mean: Tensor, scale: Tensor, eps: Tensor, centre: Tensor, own:
     level = tsallis.log_peak(one, d, matrices.half_log_det(matrices.cholesky(own))).exp()
     bound = torch.where(eps < 1, (_REACH * (eps / 2).sqrt()).clamp_max(1.0), 1.0).detach()
     exact = not transformed() and bool((eps == 1).all())
-    integrate = _on_a_line if d == 1 else _on_a_plane
     volume = half_log_det + d * radius.log()
-    return ((peak + volume).exp() * integrate(at, shape, level, eps, bound, exact)).to(dtype)
+    operands = (at, shape, level, eps, bound, exact)
+    nodes = math.ceil(-16 * math.log10(tolerance))
+    whole = _on_a_line(*operands) if d == 1 else _on_a_plane(*operands, max(96, nodes))
+    return ((peak + volume).exp() * whole).to(dtype)
 
 
 def _density(eps: Tensor, squared: Tensor) -> Tensor:
@@ -71,12 +80,18 @@ def _on_a_line(
 
 
 def _on_a_plane(
-    at: Tensor, shape: Tensor, level: Tensor, eps: Tensor, bound: Tensor, exact: bool
+    at: Tensor,
+    shape: Tensor,
+    level: Tensor,
+    eps: Tensor,
+    bound: Tensor,
+    exact: bool,
+    nodes: int,
 ) -> Tensor:
     var_x, var_y, mixed = shape[..., 0, 0], shape[..., 1, 1], shape[..., 0, 1]
     half = (2 * level * var_y).sqrt()
     low, high = torch.maximum(at[..., 1] - half, -bound), torch.minimum(at[..., 1] + half, bound)
-    angle, w = ball.legendre(_OUTER, at)
+    angle, w = ball.legendre(nodes, at)
     turned = (angle * torch.pi / 2).sin(), w * torch.pi / 2 * (angle * torch.pi / 2).cos()
     y, w_y = _between(low, high, turned)  # (..., n)
     far = y - at[..., 1:2]

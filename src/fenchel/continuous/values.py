@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, has
+from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, full_precision, has
 from fenchel.continuous.bases import Basis
 
 
@@ -30,6 +30,10 @@ class ValueFit:
         _check_positions(positions, basis)
         if not 0 <= ridge < float("inf"):
             raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
+        if padding and has((positions.detach() < 0) | (positions.detach() > 1)):
+            raise ValueError(
+                "padding needs positions in [0, 1]^d; scale them, or use padding=False"
+            )
         self.positions, self.basis, self.ridge, self.padding = positions, basis, ridge, padding
         self.at_positions = basis(positions)  # F', (L, N)
         self.operator = self._operator()  # G, (L, N)
@@ -38,7 +42,7 @@ class ValueFit:
         points = self.positions
         if self.padding:
             points = torch.cat([points, border(points)])
-        at = self.basis(points).to(torch.float64)  # F', (L', N)
+        at = self.basis(points).to(certificate_dtype(points.device))  # F', (L', N)
         gram = at.mT @ at
         eye = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
         factor, info = torch.linalg.cholesky_ex(gram + self.ridge * eye)
@@ -64,6 +68,8 @@ class Values:
 
     def __init__(self, features: Tensor, fit: ValueFit) -> None:
         check_tensor(features, "features")
+        if not features.is_floating_point():
+            raise TypeError(f"features must be floating point, got {features.dtype}; use .float()")
         if features.dim() < 2 or features.shape[-2] != len(fit.positions):
             raise ValueError(
                 f"features must be (..., {len(fit.positions)}, channels), one for each position, "
@@ -78,7 +84,7 @@ class Values:
 
     def __call__(self, points: Tensor) -> Tensor:
         """V at points (P, d). (..., P, channels)"""
-        at = self.fit.basis(points) @ self.fit.operator.to(points.dtype).mT
+        at = self.fit.basis(points.to(self.fit.operator.dtype)) @ self.fit.operator.mT
         return at.to(self.features.dtype) @ self.features
 
     def expect(self, density: Any, tolerance: float | None = None) -> Tensor:
@@ -87,7 +93,8 @@ class Values:
 
     def combine(self, expected: Tensor) -> Tensor:
         """From expected basis functions (..., N). (..., channels)"""
-        weights = expected.to(self.fit.operator.dtype) @ self.fit.operator.mT  # (..., L)
+        with full_precision(expected):
+            weights = expected.to(self.fit.operator.dtype) @ self.fit.operator.mT  # (..., L)
         return (weights.to(self.features.dtype).unsqueeze(-2) @ self.features).squeeze(-2)
 
 

@@ -2,68 +2,114 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
-from fenchel.attention.call import check_regularizer
-from fenchel.hf.library import VERSION, PreTrainedModel
-from fenchel.hf.registry import derived_name, names, register
+from fenchel.hf.library import VERSION, PreTrainedConfig, PreTrainedModel
+from fenchel.hf.registry import derived_name, held_name, names, register
+from fenchel.hf.translate import HELD
+from fenchel.nn.conversion import choose
 from fenchel.regularizers.contract import Regularizer
 
 M = TypeVar("M", bound=nn.Module)
+Held = Regularizer | nn.Module
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how a forward of transformers asks for its function
 _OUTSIDE = {"torch", "builtins", "abc", "typing"}
+_OTHER_WAYS = (
+    "fenchel.nn.convert(model, regularizer) is for torch.nn.MultiheadAttention and the layers made "
+    "of it, fenchel.replace_sdpa for what calls scaled_dot_product_attention"
+)
 _OWN = re.compile(r"softmax\(|scaled_dot_product_attention\(", re.IGNORECASE)
 
 
-def convert(model: M, regularizer: Regularizer | str) -> M:
+def convert(model: M, regularizer: str | Held | Callable[[nn.Module], Held]) -> M:
     """The model itself, every attention in it switched to the regulariser.
 
     >>> hf.convert(model, Tsallis(1.3))              # registered as "fenchel:tsallis-1.3"
     >>> hf.convert(model, "fenchel:entmax15")
+    >>> hf.convert(model, lambda layer: LearnedTsallis(layer.config.num_attention_heads))
 
-    Weights are untouched, and `model.set_attn_implementation("sdpa")` leads back. transformers
+    Weights are untouched, and `model.set_attn_implementation("sdpa")` leads back. The model gets a
+    configuration of its own, so that others made from the same one stay as they are. transformers
     does not save the choice: pass `attn_implementation=` to `from_pretrained`, or convert again.
 
     model: a transformers model, or a module that holds some. Refused, before anything changes, if
         any attention in it would stay as it is.
-    regularizer: a `Regularizer`, or a registered name.
+    regularizer: a `Regularizer`, or a registered name; or what learns: a regulariser that holds
+        tensors, a module whose `forward()` returns one, or a function of the attention module that
+        makes one for each. Each attention then holds it as a submodule, `fenchel_regularizer`.
     """
     register()
-    name = _resolve(regularizer)
     roots = _roots(model)
     attentions = _attentions(model)
-    before = [(config, config._attn_implementation) for config in _configs(model)]
+    name, held = _resolve(regularizer, attentions)
+    shared = _own_configs(model)
     for root in roots:
         root.set_attn_implementation(name)
     missed = [
         path for path, module in attentions.items() if module.config._attn_implementation != name
     ]
     if missed:
-        for config, implementation in before:
-            config._attn_implementation = implementation
+        for module, attribute, config in shared:
+            setattr(module, attribute, config)
         raise RuntimeError(
             f"transformers {VERSION} did not switch {_some(missed)}; the model is as it was"
         )
+    for path, module in attentions.items():
+        _hold(module, held.get(path))
     return model
 
 
-def _resolve(regularizer: Regularizer | str) -> str:
+def _resolve(
+    regularizer: str | Held | Callable[[nn.Module], Held], attentions: dict[str, Any]
+) -> tuple[str, dict[str, nn.Module]]:
+    """The name to switch to, and the regularisers that attentions will hold under it."""
     if isinstance(regularizer, str):
         if regularizer not in names():
             raise ValueError(
                 f"unknown name {regularizer!r}; known are {', '.join(names())}. Add one with "
                 "fenchel.hf.register(name, regularizer), or pass the regulariser itself"
             )
-        return regularizer
-    check_regularizer(regularizer)
-    name = derived_name(regularizer)
-    register(name, regularizer)
-    return name
+        return regularizer, {}
+    if isinstance(regularizer, Regularizer) and not _holds_tensors(regularizer):
+        name = derived_name(regularizer)
+        register(name, regularizer)
+        return name, {}
+    held = {path: choose(regularizer, module) for path, module in attentions.items()}
+    return held_name(), held
+
+
+def _holds_tensors(regularizer: Regularizer) -> bool:
+    return any(isinstance(setting, Tensor) for setting in vars(regularizer).values())
+
+
+def _hold(module: nn.Module, regularizer: nn.Module | None) -> None:
+    """Beside the parameters of the attention; None: whatever it held is dropped."""
+    if regularizer is None:
+        module._modules.pop(HELD, None)
+        return
+    first = next(module.parameters(), None)
+    module.add_module(HELD, regularizer if first is None else regularizer.to(first.device))
+
+
+def _own_configs(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """Copies in place of every configuration within, one for one; and what was there before."""
+    before = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, PreTrainedConfig)
+    ]
+    copied: dict[int, Any] = {}  # so that what was one object stays one
+    for module, name, config in before:
+        setattr(module, name, copy.deepcopy(config, copied))
+    return before
 
 
 def _roots(model: nn.Module) -> list[Any]:
@@ -75,19 +121,15 @@ def _roots(model: nn.Module) -> list[Any]:
     return [root for child in model.children() for root in _roots(child)]
 
 
-def _configs(model: nn.Module) -> list[Any]:
-    """Of every transformers model within, the outer ones first."""
-    return [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
-
-
 def _attentions(model: nn.Module) -> dict[str, Any]:
     """Path and module of everything that asks transformers for its attention function."""
-    kinds = {type(module) for module in model.modules()}
+    modules = [(path, module) for path, module in model.named_modules() if HELD not in path]
+    kinds = {type(module) for _, module in modules}
     asking = {kind for kind in kinds if _INTERFACE in _source(kind.forward)}
     alone = {kind for kind in kinds - asking if _computes_alone(kind)}
     found: dict[str, Any] = {}
     left: list[str] = []
-    for path, module in model.named_modules():
+    for path, module in modules:
         if type(module) in asking and hasattr(module, "config"):
             found[path] = module
         elif type(module) in asking | alone:
@@ -95,14 +137,13 @@ def _attentions(model: nn.Module) -> dict[str, Any]:
     if left:
         raise ValueError(
             f"{type(model).__name__} computes attention of its own in {_some(left)}: looked for "
-            f"{_INTERFACE} in each forward of transformers {VERSION}. It would stay "
-            "on softmax; fenchel.replace_sdpa reaches what calls scaled_dot_product_attention, and "
-            "model.set_attn_implementation switches the rest alone"
+            f"{_INTERFACE} in each forward of transformers {VERSION}. It would stay on softmax; "
+            f"{_OTHER_WAYS}, and model.set_attn_implementation switches the rest alone"
         )
     if not found:
         raise ValueError(
             f"found no attention in {type(model).__name__}: looked through its modules for a "
-            f"forward that uses {_INTERFACE}, in a transformers model"
+            f"forward that uses {_INTERFACE}, in a transformers model; {_OTHER_WAYS}"
         )
     _check_semantics(model)
     return found

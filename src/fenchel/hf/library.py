@@ -9,14 +9,15 @@ try:
     from transformers.utils import output_capturing
 except ImportError as problem:
     raise ImportError(
-        f"fenchel.hf needs transformers >= 5.16 ({problem}); install it with: "
-        "pip install 'fenchel[hf]'"
+        f"fenchel.hf needs transformers >= 5.16 ({problem}); install it, in a clone of fenchel, "
+        'with: pip install -c constraints.txt ".[hf]"'
     ) from problem
 
 VERSION: str = transformers.__version__
 AttentionInterface: Any = transformers.AttentionInterface
 AttentionMaskInterface: Any = transformers.AttentionMaskInterface
 PreTrainedModel: Any = transformers.PreTrainedModel
+PreTrainedConfig: Any = transformers.PreTrainedConfig
 
 # GPT-2 and its kin record attention weights without telling the attention function; only here is
 # known what is being recorded.

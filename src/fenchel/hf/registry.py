@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fenchel.attention.call import check_regularizer
 from fenchel.hf.library import AttentionInterface, AttentionMaskInterface
-from fenchel.hf.translate import Attention
+from fenchel.hf.translate import Attention, HeldAttention
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
 
 _STANDARD = {
@@ -18,6 +19,7 @@ _STANDARD = {
     "fenchel:sparsemax": Tsallis(2.0),
     "fenchel:entmax15": Tsallis(1.5),
 }
+_HELD = "fenchel:held"
 
 
 def register(name: str | None = None, regularizer: Regularizer | None = None) -> None:
@@ -28,10 +30,12 @@ def register(name: str | None = None, regularizer: Regularizer | None = None) ->
     >>> AutoModel.from_pretrained(folder, attn_implementation="fenchel:entmax-1.3")
 
     The attention function and its mask function go together: without the second, transformers
-    passes no mask at all and says nothing. Registering the same again does nothing.
+    passes no mask at all and says nothing. Registering the same again does nothing; tensors are the
+    same if their numbers are, those with a gradient only if they are one object.
 
     name: "fenchel:" and letters, digits, dots or dashes. Without arguments, the standard names.
-    regularizer: kept as it is, tensors included; parameters in it train but belong to no model.
+    regularizer: kept as it is, tensors included; parameters in it train but belong to no model. For
+        those `convert` takes the regulariser itself.
     """
     if name is None and regularizer is None:
         for standard, omega in _STANDARD.items():
@@ -58,18 +62,16 @@ def names() -> list[str]:
 
 
 def derived_name(regularizer: Regularizer) -> str:
-    """The name that says what the regulariser is: Tsallis(1.3) is "fenchel:tsallis-1.3"."""
+    """What says the regulariser's numbers: Tsallis(1.3) is "fenchel:tsallis-1.3"."""
     kind = type(regularizer).__name__
     parts = [kind.lower()]
     if not dataclasses.is_dataclass(regularizer):
-        raise TypeError(f"{kind} has no fields to name it by; {_REMEDY.format(kind=kind)}")
+        raise TypeError(
+            f"{kind} has no fields to name it by; give it a name: register('fenchel:my-{kind}', "
+            "regularizer), then convert by that name"
+        )
     for position, field in enumerate(dataclasses.fields(regularizer)):
         setting = getattr(regularizer, field.name)
-        if isinstance(setting, Tensor):
-            raise TypeError(
-                f"{kind} holds a tensor in {field.name}, which a name cannot show; "
-                f"{_REMEDY.format(kind=kind)}"
-            )
         if position > 0 and setting == field.default:
             continue
         label = [] if position == 0 else [field.name]
@@ -77,22 +79,34 @@ def derived_name(regularizer: Regularizer) -> str:
     return "fenchel:" + "-".join(parts)
 
 
-_REMEDY = "give it one: register('fenchel:my-{kind}', regularizer), then convert by that name"
+def held_name() -> str:
+    """The name under which every attention asks its own module for the regulariser."""
+    if _HELD not in AttentionInterface():
+        _put(_HELD, HeldAttention())
+    return _HELD
 
 
 def _add(name: str, regularizer: Regularizer) -> None:
     interface = AttentionInterface()
-    if name in interface:
-        known = interface[name]
-        if isinstance(known, Attention) and _same(known.regularizer, regularizer):
-            return
-        raise ValueError(
-            f"{name!r} already means {getattr(known, 'regularizer', known)!r}; choose another name "
-            f"for {regularizer!r}"
-        )
+    if name not in interface:
+        _put(name, Attention(regularizer))
+        return
+    known = getattr(interface[name], "regularizer", None)
+    if known is not None and _same(known, regularizer):
+        return
+    meaning = interface[name] if known is None else _brief(known)
+    learned = " that is learned" if known is not None and _learns(known, regularizer) else ""
+    raise ValueError(
+        f"{name!r} already means {meaning}{learned}, and a name cannot be bound again: models may "
+        f"use it. Choose another, such as {name + '-2'!r}, or convert(model, regularizer) without "
+        "a name"
+    )
+
+
+def _put(name: str, function: Any) -> None:
     # The mask function first: a name that transformers accepts never goes without it.
     AttentionMaskInterface.register(name, AttentionMaskInterface()["sdpa"])
-    AttentionInterface.register(name, Attention(regularizer))
+    AttentionInterface.register(name, function)
 
 
 def _check_name(name: object) -> None:
@@ -104,18 +118,37 @@ def _check_name(name: object) -> None:
         )
     if re.search("flash|flex_attention|sdpa", name):
         raise ValueError(f"{name!r} would be taken for an implementation of transformers' own")
+    if name == _HELD:
+        raise ValueError(f"{name!r} is what hf.convert uses for regularisers that a model holds")
 
 
 def _same(left: Regularizer, right: Regularizer) -> bool:
-    """One problem: the same kind with the same parameters; tensors must be the same object."""
-    if left is right:
-        return True
+    """One problem: the same kind with the same parameters."""
     mine, theirs = vars(left), vars(right)
     if type(left) is not type(right) or mine.keys() != theirs.keys():
         return False
-    return all(
-        value is theirs[key]
-        if isinstance(value, torch.Tensor) or isinstance(theirs[key], torch.Tensor)
-        else value == theirs[key]
-        for key, value in mine.items()
+    return all(_equal(value, theirs[key]) for key, value in mine.items())
+
+
+def _equal(left: object, right: object) -> bool:
+    """Tensors by their numbers, unless they learn: then they must be one object."""
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        return not isinstance(left, Tensor) and not isinstance(right, Tensor) and left == right
+    if left is right or left.requires_grad or right.requires_grad:
+        return left is right
+    alike = left.dtype == right.dtype and left.device == right.device
+    return alike and torch.equal(left, right)
+
+
+def _learns(*regularizers: Regularizer) -> bool:
+    settings = (value for regularizer in regularizers for value in vars(regularizer).values())
+    return any(isinstance(value, Tensor) and value.requires_grad for value in settings)
+
+
+def _brief(regularizer: Regularizer) -> str:
+    """Without the numbers of tensors."""
+    settings = (
+        f"{name}=<tensor {tuple(value.shape)}>" if isinstance(value, Tensor) else f"{name}={value}"
+        for name, value in vars(regularizer).items()
     )
+    return f"{type(regularizer).__name__}({', '.join(settings)})"

@@ -133,6 +133,24 @@ class Attention:
         return output.transpose(1, 2).contiguous(), weights.to(query.dtype)
 
 
+HELD = "fenchel_regularizer"  # the submodule of an attention that `convert` gave it
+
+
+class HeldAttention:
+    """The same with the regulariser that the calling module holds, asked for at every call."""
+
+    def __call__(
+        self, module: nn.Module, *arguments: Any, **others: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        held = getattr(module, HELD, None)
+        if held is None:
+            raise ValueError(
+                f"{type(module).__name__} holds no regulariser; give it one with "
+                "fenchel.hf.convert(model, regularizer), then load the state dict"
+            )
+        return Attention(held())(module, *arguments, **others)
+
+
 def split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """(which keys may be seen, what is added to the scores).
 

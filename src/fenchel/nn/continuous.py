@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Dropout, LayerNorm, Linear, Module
 
-from fenchel._numerics import check_whole
+from fenchel._numerics import check_whole, transformed
 from fenchel.continuous import (
     Density,
     Gaussian,
@@ -19,7 +19,6 @@ from fenchel.continuous import (
     Mixture,
     Paraboloid,
     ParaboloidBasis,
-    Random,
     Regions,
     TsallisGaussian,
     ValueFit,
@@ -50,7 +49,11 @@ class Select:
     max_modes: int = 5
     penalty: float | Penalty = 10.0
     iterations: int = 20
-    start: Start = field(default_factory=Random)
+    start: Start = field(default_factory=Regions)
+
+    def __post_init__(self) -> None:
+        check_whole(self.max_modes, "max_modes", 1)
+        check_whole(self.iterations, "iterations", 0)
 
 
 class _ContinuousAttention(Module):
@@ -71,18 +74,26 @@ class _ContinuousAttention(Module):
         if not isinstance(modes, Select):
             check_whole(modes, "modes", 1)
         self.modes = modes
-        self.basis = _grid_basis(functions, dim) if isinstance(functions, int) else functions
+        self.basis = _own_basis(functions, dim)
+        if not 0 <= ridge < math.inf:
+            raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
         self.ridge, self.padding = ridge, padding
         self._fits: dict[tuple[int, ...], ValueFit] = {}
         if self.basis.centers.shape[1] != dim:
             raise ValueError(f"the basis must have d = {dim}, got {self.basis.centers.shape[1]}")
 
     def _fit(self, shape: tuple[int, ...]) -> ValueFit:
-        """The regression for a grid of that shape, made once."""
-        if shape not in self._fits:
+        """The regression for a grid of that shape, made once where it can serve later calls."""
+        if shape in self._fits:
+            return self._fits[shape]
+        if 0 in shape:
+            raise ValueError("features must have at least one position")
+        with torch.inference_mode(False):
             positions = cell_centers(*shape).to(self.basis.centers)
-            self._fits[shape] = ValueFit(positions, self.basis, self.ridge, self.padding)
-        return self._fits[shape]
+            fit = ValueFit(positions, self.basis, self.ridge, self.padding)
+        if not transformed() and not fit.operator.requires_grad:
+            self._fits[shape] = fit
+        return fit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """The basis moves with the module; regressions are made again where they are needed."""
@@ -98,13 +109,19 @@ class _ContinuousAttention(Module):
     ) -> Attended:
         fit = self._fit(shape)
         if mask is not None:
+            _check_mask(mask, shape)
             features = torch.where(mask.unsqueeze(-1), features, features.new_zeros(()))
         density = what
         if isinstance(what, Tensor):
             density = self.density(what, shape, mask)
+        elif not isinstance(what, Density | Mixture):
+            raise TypeError(f"scores must be a tensor or a density, got {type(what).__name__}")
         elif mask is not None:
             raise ValueError("a mask goes with scores; a density has its own support")
-        return Attended(fit(features).expect(density), density)
+        context = fit(features).expect(density)
+        if mask is not None:  # a row that sees nothing gives zeros, as everywhere
+            context = torch.where(mask.any(-1, keepdim=True), context, context.new_zeros(()))
+        return Attended(context, density)
 
     def density(
         self, scores: Tensor, shape: tuple[int, ...], mask: Tensor | None = None
@@ -116,6 +133,8 @@ class _ContinuousAttention(Module):
                 f"got {tuple(scores.shape)}"
             )
         positions = self._fit(shape).positions
+        if mask is not None:  # where nothing is seen, any density does: its context is dropped
+            mask = mask | ~mask.any(-1, keepdim=True)
         weights = solve(scores, Shannon(), base=mask).weights
         if self.modes == 1:
             return self._member.matched(weights, positions)
@@ -124,7 +143,7 @@ class _ContinuousAttention(Module):
             mixture = select_mixture(
                 weights,
                 positions,
-                choice.max_modes,
+                min(choice.max_modes, len(positions)),
                 choice.penalty,
                 iterations=choice.iterations,
                 start=choice.start,
@@ -192,7 +211,7 @@ class ContinuousAttention2d(_ContinuousAttention):
         padding: bool = True,
         modes: int | Select = 1,
     ) -> None:
-        if len(grid) != 2:
+        if not isinstance(grid, tuple | list) or len(grid) != 2:
             raise ValueError(f"grid must be (rows, columns), got {grid}")
         for size in grid:
             check_whole(size, "grid", 1)
@@ -231,6 +250,10 @@ class ContinuousTransformerLayer(Module):
     ) -> None:
         super().__init__()
         hidden = 4 * embed_dim if hidden is None else hidden
+        if isinstance(functions, int):
+            # A little narrower than apart: wider ones make large coefficients that cancel.
+            check_whole(functions, "functions", 1)
+            functions = GaussianBasis.grid(functions, 0.5 / functions**2, 1)
         self.values = ContinuousAttention1d(functions=functions, padding=False)
         chosen = Shannon() if regularizer is None else regularizer
         self.attention = MultiheadAttention(
@@ -245,7 +268,7 @@ class ContinuousTransformerLayer(Module):
         if tokens.dim() != 3:
             raise ValueError(f"tokens must be (batch, L, embed_dim), got {tuple(tokens.shape)}")
         fit = self.values._fit((tokens.shape[1],))
-        # In units of the functions' heights, coefficients are as large as tokens.
+        # In units of the functions' heights, coefficients are about as large as tokens.
         height = fit.basis(fit.basis.centers).diagonal().to(tokens)
         coefficients = fit(self.before_attention(tokens)).coefficients * height.unsqueeze(-1)
         mixed, _ = self.attention(coefficients, coefficients, coefficients, need_weights=False)
@@ -281,17 +304,36 @@ class _Member:
 
     def mixture(self, gaussians: Mixture) -> Mixture:
         """The same moments in every mode."""
-        if self.alpha == 1.0:
-            return gaussians
+        alpha = self.alpha
         mean, covariance = gaussians.components.mean, gaussians.components.covariance_matrix
-        if self.alpha == 2.0:
+        if isinstance(alpha, Tensor):
+            alpha = alpha.unsqueeze(-1) if alpha.dim() else alpha  # the axis of modes comes last
+        elif alpha == 1.0:
+            return gaussians
+        elif alpha == 2.0:
             return Mixture(gaussians.mixing, Paraboloid.from_covariance(mean, covariance))
-        made = TsallisGaussian.from_covariance(mean, covariance, self.alpha)
+        made = TsallisGaussian.from_covariance(mean, covariance, alpha)
         return Mixture(gaussians.mixing, made)
 
 
-def _grid_basis(functions: int, dim: int) -> GaussianBasis:
-    """Equal Gaussians as wide as they are apart: narrower ones leave holes (CLAIMS F-Tab6.1)."""
+def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool or mask.shape[-1:].numel() != math.prod(shape):
+        raise ValueError(
+            f"mask must be bool (..., {math.prod(shape)}), True = attend, "
+            f"got {mask.dtype} {tuple(mask.shape)}"
+        )
+
+
+def _own_basis(functions: int | Basis, dim: int) -> Basis:
+    """Given as a basis it is copied: the regression is made for what it is now.
+
+    A number makes equal Gaussians as wide as they are apart: narrower ones leave holes
+    (CLAIMS F-Tab6.1).
+    """
+    if isinstance(functions, GaussianBasis | ParaboloidBasis):
+        if functions.centers.requires_grad:
+            return functions
+        return functions.to(functions.centers.device, copy=True)
     check_whole(functions, "functions", 1)
     count = round(functions ** (1 / dim))
     if count**dim != functions:

@@ -36,7 +36,7 @@ def convert(
     A subclass of `torch.nn.MultiheadAttention` is refused: its own forward would be lost.
     """
     found = _find(model)
-    chosen = [_choose(regularizer, module) for module in found]  # may raise: nothing changed yet
+    chosen = [choose(regularizer, module) for module in found]  # may raise: nothing changed yet
     for module, choice in zip(found, chosen, strict=True):
         _adopt(module, choice)
     for module in model.modules():
@@ -71,9 +71,10 @@ def _find_ours(model: Module) -> bool:
     return any(isinstance(module, MultiheadAttention) for module in model.modules())
 
 
-def _choose(
+def choose(
     regularizer: Regularizer | Module | Callable[[Module], Regularizer | Module], module: Module
 ) -> Module:
+    """The regulariser of this attention module, as a module."""
     if isinstance(regularizer, Regularizer | Module):
         return as_module(regularizer)
     if isinstance(regularizer, type) or not callable(regularizer):
