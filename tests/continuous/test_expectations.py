@@ -19,15 +19,15 @@ ALPHAS = (1.05, 1.25, 1.5, 2.0, 3.0, 4.0)
 
 def gaussians(centre, covariance, dtype=DOUBLE):
     return fc.GaussianBasis(
-        torch.as_tensor(centre).to(dtype), torch.as_tensor(covariance).to(dtype)
+        torch.as_tensor(centre, dtype=dtype), torch.as_tensor(covariance, dtype=dtype)
     )
 
 
-def functions(d, seed, count=4):
+def functions(d, seed, count=4, low=0.1):
     """Centres (N, d) and covariances (N, d, d) at random, in numpy."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(1.0, 0.7, (count, d))
-    return centres, np.stack([reference.random_spd(rng, d, 0.1, 1.0) for _ in range(count)])
+    return centres, np.stack([reference.random_spd(rng, d, low, 1.0) for _ in range(count)])
 
 
 def at(centres, covariances):
@@ -43,8 +43,8 @@ def at(centres, covariances):
 def test_gaussian_under_gaussian(d):
     """CLAIMS F-E4.7..4.10."""
     mean, scale = parameters(d)
-    centres, covariances = functions(d, 1)
-    expected = reference.expectation(at(centres, covariances), mean, scale, 1, (80, 80, 72)[d - 1])
+    centres, covariances = functions(d, 1, low=0.1 if d < 3 else 0.6)
+    expected = reference.expectation(at(centres, covariances), mean, scale, 1, (80, 80, 56)[d - 1])
     ours = make(mean, scale, 1.0).expect(gaussians(centres, covariances))
     assert_near(ours, expected, 1e-10)
 
@@ -284,16 +284,19 @@ def test_tiny_values_are_right_to_their_own_size(scale, centre, variance):
 
 
 def test_tiny_values_in_the_plane():
-    """A function outside the ellipse, from 0.1 to 1.2 away: values down to 1e-300."""
+    """A function outside the ellipse, ever further away: values down to 1e-197."""
     scale = np.array([[0.2, 0.05], [0.05, 0.1]])
-    centres = np.stack([np.linspace(0.8, 1.9, 12), np.linspace(0.3, 0.5, 12)], -1)
-    covariance = np.stack([1e-3 * np.eye(2)] * 12)
-    operands = [np.stack([x] * 12) for x in (np.zeros(2), scale)]
-    expected, gradient, _ = reference.jets(*operands, centres, covariance, 2, refine=2.5)
-    assert_relative(reference.jets(*operands, centres, covariance, 2, refine=2)[0], expected, 1e-9)
-    assert expected.min() < 1e-200
+    centres = np.stack([np.linspace(0.8, 1.7, 10), np.linspace(0.3, 0.46, 10)], -1)
+    covariance = np.stack([1e-3 * np.eye(2)] * 10)
+    operands = [np.stack([x] * 10) for x in (np.zeros(2), scale)]
+    expected, gradient, _ = reference.jets(*operands, centres, covariance, 2, refine=1.5)
+    assert_relative(reference.jets(*operands, centres, covariance, 2)[0], expected, 1e-9)
+    assert expected.min() < 1e-190
     mean = torch.zeros(2, dtype=DOUBLE, requires_grad=True)
-    value = fc.Paraboloid(mean, torch.from_numpy(scale)).expect(gaussians(centres, covariance))
+    density, basis = fc.Paraboloid(mean, torch.from_numpy(scale)), gaussians(centres, covariance)
+    large = expected > 1e-60  # what is promised is an error that is absolute there
+    assert_relative(density.expect(basis)[large], expected[large], 1e-6)
+    value = density.expect(basis, 1e-12)
     assert_relative(value, expected, 1e-6)
     found = torch.stack([torch.autograd.grad(v, mean, retain_graph=True)[0] for v in value])
     size = np.abs(gradient[:, :2]).max(-1, keepdims=True)
@@ -322,10 +325,10 @@ def test_the_narrow_one_of_two_is_a_point(alpha, basis):
     """A narrow density reads the function off, a narrow function the density."""
     mean, scale = (torch.from_numpy(x) for x in parameters(2))
     centre, eye = mean + 0.1, torch.eye(2, dtype=DOUBLE)
-    narrow = basis(centre.unsqueeze(0), 1e-14 * eye)
+    narrow = basis(centre.unsqueeze(0), 1e-20 * eye)  # a paraboloid's radius is its 1/4th power
     density = make(mean, scale, alpha)
     assert_near(density.expect(narrow), density.prob(centre).unsqueeze(0), 1e-6)
-    point = make(mean, 1e-14 * scale, alpha)
+    point = make(mean, 1e-20 * scale, alpha)
     wide = basis(centre.unsqueeze(0), 0.5 * eye)
     assert_near(point.expect(wide), wide(mean), 1e-6)
 

@@ -183,6 +183,8 @@ class Density(Distribution):
     def _of_canonical(cls, theta1: Tensor, theta2: Tensor, alpha: float | Tensor) -> Self:
         """f(t) = theta1' t + t' theta2 t: scale = (-2 theta2)^-1, mean = scale theta1."""
         _check(theta1, -theta2, "-theta2")
+        dtype = compute_dtype(torch.promote_types(theta1.dtype, theta2.dtype))
+        theta1, theta2 = theta1.to(dtype), theta2.to(dtype)
         inverse = matrices.inverse_of_factor(matrices.cholesky(-2 * theta2))
         scale = inverse.mT @ inverse
         return cls._like(matrices.multiply(scale, theta1), scale, alpha)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fenchel._numerics import certificate_dtype, transformed, where
 from fenchel.continuous import ball, matrices, tsallis
 
-_INNER = 32
+_INNER = 64
 _REACH = 9.0  # deviations of exp(-|u|^2 / eps), which bounds the density
 
 
@@ -43,8 +43,8 @@ def under_tsallis(
     exact = not transformed() and bool((eps == 1).all())
     volume = half_log_det + d * radius.log()
     operands = (at, shape, level, eps, bound, exact)
-    nodes = math.ceil(-16 * math.log10(tolerance))
-    whole = _on_a_line(*operands) if d == 1 else _on_a_plane(*operands, max(96, nodes))
+    nodes = math.ceil(120 - 8 * math.log10(tolerance))
+    whole = _on_a_line(*operands) if d == 1 else _on_a_plane(*operands, nodes)
     return ((peak + volume).exp() * whole).to(dtype)
 
 
@@ -53,6 +53,11 @@ def _density(eps: Tensor, squared: Tensor) -> Tensor:
     rest = (1 - squared).clamp_min(0)
     safe = where(rest > 0, rest, 1.0)
     return where(rest > 0, (safe.log() / eps).exp(), 0.0)
+
+
+def _root(x: Tensor) -> Tensor:
+    """Square root, 0 with derivative 0 below zero."""
+    return where(x > 0, where(x > 0, x, 1.0).sqrt(), 0.0)
 
 
 def _inner_rule(exact: bool, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,9 +102,9 @@ def _on_a_plane(
     far = y - at[..., 1:2]
     slope = (mixed / var_y).unsqueeze(-1)
     given = (var_x - mixed.square() / var_y).unsqueeze(-1)  # of x for a given y
-    left = (level.unsqueeze(-1) - far.square() / (2 * var_y.unsqueeze(-1))).clamp_min(1e-300)
-    middle, half = at[..., 0:1] + slope * far, (2 * left * given).sqrt()
-    ball_half = torch.minimum((1 - y.square()).clamp_min(1e-300).sqrt(), bound.unsqueeze(-1))
+    left = (level.unsqueeze(-1) - far.square() / (2 * var_y.unsqueeze(-1))).clamp_min(0)
+    middle, half = at[..., 0:1] + slope * far, _root(2 * left * given)
+    ball_half = torch.minimum(_root(1 - y.square()), bound.unsqueeze(-1))
     ends = torch.maximum(middle - half, -ball_half), torch.minimum(middle + half, ball_half)
     x, w_x = _between(*ends, _inner_rule(exact, at))  # (..., n, n')
     psi = left.unsqueeze(-1) - (x - middle.unsqueeze(-1)).square() / (2 * given.unsqueeze(-1))
