@@ -29,10 +29,10 @@ def features(*shape, seed=0):
 
 
 def slope(values, basis, points, targets, ridge):
-    """Of |B psi(points) - targets|^2 / 2 + ridge |B|^2 / 2 in B, over the size of its parts."""
+    """Of |B psi(points) - targets|^2 / 2 + ridge |B|^2 / 2 in B, over the size of psi' targets."""
     at, b = basis(points), values.coefficients  # (L, N), (N, channels)
-    parts = at.mT @ (at @ b - targets), ridge * b
-    return ((parts[0] + parts[1]).abs().max() / parts[1].abs().max()).item()
+    whole = at.mT @ (at @ b - targets) + ridge * b
+    return (whole.abs().max() / (at.mT @ targets).abs().max()).item()
 
 
 @pytest.mark.parametrize("ridge", [1e-4, 0.01, 10.0])
@@ -47,9 +47,9 @@ def test_the_fit_is_stationary(ridge, padding, basis):
         around = border(POSITIONS)
         points = torch.cat([POSITIONS, around])
         targets = torch.cat([h, torch.zeros(len(around), 3, dtype=DOUBLE)])
-    assert slope(values, basis, points, targets, ridge) < 1e-9
+    assert slope(values, basis, points, targets, ridge) < 1e-12
     wrong = fc.fit_values(h, POSITIONS, basis, 1.01 * ridge, padding)
-    assert slope(wrong, basis, points, targets, ridge) > 1e-3
+    assert slope(wrong, basis, points, targets, ridge) > 1e-9
 
 
 def test_against_numpy():
@@ -152,7 +152,9 @@ def test_low_precision(dtype):
         fc.Gaussian(density.mean.double(), density.scale.double())
     )
     assert ours.dtype == dtype
-    assert_near(ours, exact, {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])
+    assert_near(
+        ours, exact, {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    )
 
 
 @pytest.mark.parametrize("of_points", [torch.float32, DOUBLE, torch.float16])
@@ -163,7 +165,9 @@ def test_precisions_mix(of_points, of_positions, of_basis):
         torch.ones(196, 1, dtype=of_positions), POSITIONS.to(of_positions), functions().to(of_basis)
     )
     half = torch.full((1, 2), 0.5)
-    expected = fc.fit_values(torch.ones(196, 1, dtype=DOUBLE), POSITIONS, functions())(half.double())
+    expected = fc.fit_values(torch.ones(196, 1, dtype=DOUBLE), POSITIONS, functions())(
+        half.double()
+    )
     assert_near(values(half.to(of_points)), expected, 1e-4)
     density = fc.Gaussian(half[0].to(of_points), 0.01 * torch.eye(2).to(of_points))
     assert_near(values.expect(density), [[1.0]][0], 0.05)
@@ -204,11 +208,11 @@ def test_padding_takes_the_function_to_zero_outside():
     basis = fc.GaussianBasis.grid(12, 0.01, 2, low=-0.5, high=1.5).to(DOUBLE)
     line = torch.linspace(-0.45, 1.45, 39, dtype=DOUBLE)
     points = torch.cartesian_prod(line, line)
-    outside = ((points < -0.15) | (points > 1.15)).any(-1)
+    outside = ((points < -0.2) | (points > 1.2)).any(-1)
     inside = ((points > 0.15) & (points < 0.85)).all(-1)
     found = {p: fc.fit_values(one, POSITIONS, basis, 0.01, p)(points) for p in (False, True)}
     assert found[True][outside].abs().max() < 0.1
-    assert found[False][outside].abs().max() > 0.3
+    assert found[False][outside].abs().max() > 0.2
     assert (found[True][inside] - 1).abs().max() < 0.1
 
 

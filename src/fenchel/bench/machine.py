@@ -20,6 +20,7 @@ _EXTRAS = {
     "hf": ("transformers", "safetensors"),
     "transport": ("ot",),
     "experiments": ("accelerate", "safetensors"),
+    "cuda": ("adasplash",),
 }
 
 

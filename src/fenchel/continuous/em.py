@@ -225,7 +225,9 @@ def _step(now: Parameters, data: Data, regularizer: Regularizer) -> Parameters:
 def _joint(now: Parameters, data: Data) -> Tensor:
     """log mixing_k N(t_l; mean_k, covariance_k). (..., K, L)"""
     factor = matrices.cholesky(now.covariance).unsqueeze(-3)
-    apart = data.positions - now.mean.unsqueeze(-2)  # (..., K, L, d)
+    # The coordinate axis last in shape but first in memory: sums run along L.
+    lines = [line - now.mean[..., i, None] for i, line in enumerate(data.positions.mT)]
+    apart = torch.stack(lines).movedim(0, -1)  # (..., K, L, d)
     return log_mixing(now.mixing).unsqueeze(-1) + matrices.normal_log_density(apart, factor)
 
 

@@ -76,13 +76,18 @@ def solve_lower(factor: Tensor, vector: Tensor) -> Tensor:
         full = factor.expand(*shape, d)
         solved: Tensor = torch.linalg.solve_triangular(full, column, upper=False)
         return solved.squeeze(-1)
+    found = _substitute(factor, list(vector.unbind(-1)))
+    return torch.stack(torch.broadcast_tensors(*found), -1)
+
+
+def _substitute(factor: Tensor, parts: list[Tensor]) -> list[Tensor]:
+    """The coordinates of L^-1 v from those of v, each of the batch's shape."""
     found: list[Tensor] = []
-    for i in range(d):
-        rest = vector[..., i]
+    for i, rest in enumerate(parts):
         for k in range(i):
             rest = rest - factor[..., i, k] * found[k]
         found.append(rest / factor[..., i, i])
-    return torch.stack(torch.broadcast_tensors(*found), -1)
+    return found
 
 
 def multiply(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -99,7 +104,10 @@ def inverse_of_factor(factor: Tensor) -> Tensor:
 
 def squared_length(factor: Tensor, vector: Tensor) -> Tensor:
     """vector' (L L')^-1 vector. (...)"""
-    return solve_lower(factor, vector).square().sum(-1)
+    if factor.shape[-1] > _WRITTEN_OUT:
+        return solve_lower(factor, vector).square().sum(-1)
+    first, *others = (part.square() for part in _substitute(factor, list(vector.unbind(-1))))
+    return sum(others, start=first)
 
 
 def normal_log_density(vector: Tensor, factor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, full_precision, has
+from fenchel._numerics import check_tensor, compute_dtype, dot, full_precision, has
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian, Paraboloid, TsallisGaussian
 
@@ -52,8 +52,14 @@ def moments_with_floor(share: Tensor, positions: Tensor, least: Tensor) -> tuple
     """Under weights (..., L) that sum to one. (..., d), (..., d, d)"""
     with full_precision(positions):
         mean = share @ positions
-        apart = positions - mean.unsqueeze(-2)  # (..., L, d)
-        covariance = (share.unsqueeze(-1) * apart).mT @ apart
+    # By coordinates (..., L): their products in turn are faster than many small matrix products.
+    apart = [
+        line - centre.unsqueeze(-1)
+        for line, centre in zip(positions.mT, mean.unbind(-1), strict=True)
+    ]
+    scaled = [share * line for line in apart]
+    rows = [torch.stack([dot(left, right) for right in apart], -1) for left in scaled]
+    covariance = torch.stack(rows, -2)
     smallest = matrices.smallest_eigenvalue(covariance.detach())
     raised = (least - smallest).clamp_min(0)
     eye = torch.eye(positions.shape[-1], dtype=positions.dtype, device=positions.device)
