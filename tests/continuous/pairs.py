@@ -6,7 +6,7 @@ from tests.continuous import reference
 
 
 def plane(count=1000, seed=0):
-    """mean (B, 2), scale (B, 2, 2) of paraboloids; centre (B, 2), covariance (B, 2, 2) of functions.
+    """mean (B, 2), scale (B, 2, 2) of paraboloids; centre, covariance alike of functions.
 
     A third of the functions has covariance 0.001 I, the others anything from 0.001 to 0.1; the
     densities' variances reach 0.3 and their ratios 100. All are float32 numbers.

@@ -54,8 +54,11 @@ def normal(points, centre, covariance):
 
 def gauss(n, low, high):
     """Nodes and weights of Gauss and Legendre on [low, high]."""
-    x, w = np.polynomial.legendre.leggauss(n)
+    x, w = _legendre(n)
     return (low + high) / 2 + (high - low) / 2 * x, (high - low) / 2 * w
+
+
+_legendre = lru_cache(maxsize=64)(np.polynomial.legendre.leggauss)
 
 
 def ball_rule(alpha, d, n):

@@ -149,10 +149,10 @@ def test_points_of_another_dimension(family):
         with pytest.raises(TypeError, match="value") as caught:
             method([0.0, 0.0])
         assert_says(caught, "list", "torch.tensor")
-    with pytest.raises(ValueError, match="points|value") as caught:
+    with pytest.raises(ValueError, match=r"points|value") as caught:
         fc.GaussianBasis.grid(2, 0.1, 2)(torch.zeros(4, 3))
     assert_says(caught, "(..., 2)", "(4, 3)")
-    with pytest.raises(ValueError, match="points|value") as caught:
+    with pytest.raises(ValueError, match=r"points|value") as caught:
         fc.ParaboloidBasis.grid(2, 0.1, 2)(torch.zeros(4, 3))
     assert_says(caught, "2", "3")
 

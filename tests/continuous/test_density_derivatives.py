@@ -95,7 +95,7 @@ def error(ours, theirs):
     return max(abs(mpmath.mpf(a) - b) / (1 + abs(b)) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 6])
+@pytest.mark.parametrize("d", [1, 2, 6])
 @pytest.mark.parametrize("eps", EPSILONS)
 def test_values_and_slopes_in_alpha(eps, d):
     alpha = torch.tensor(1 + eps, dtype=DOUBLE)

@@ -159,7 +159,7 @@ def thousand():
 @pytest.mark.parametrize(("dtype", "bar"), [(DOUBLE, 1e-8), (torch.float32, 1e-5)])
 def test_a_thousand_pairs(thousand, dtype, bar):
     """Values and first derivatives, at the tolerance that is set by default."""
-    case, expected = thousand
+    case, _ = thousand
     assert_jets(*library_jets(case, dtype, False), expected, bar)
 
 
@@ -172,7 +172,7 @@ def test_second_derivatives_of_some_pairs(thousand, dtype, bar):
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bar"), [(DOUBLE, 1e-8), (torch.float32, 1e-5)])
 def test_second_derivatives_of_a_thousand_pairs(thousand, dtype, bar):
-    case, expected = thousand
+    case, _ = thousand
     for rows in np.array_split(np.arange(len(case[0])), 20):
         some, right = ([x[rows] for x in y] for y in thousand)
         assert_jets(*library_jets(some, dtype, True), right, bar)
@@ -190,12 +190,12 @@ def test_the_check_of_a_thousand_pairs_can_fail(thousand):
 
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 3.0, 4.0])
 def test_derivatives_under_other_alphas(alpha):
-    case = [x[:12] for x in pairs.plane(12, seed=4)]
+    case = pairs.plane(8, seed=4)
     expected = reference.jets(*case, alpha)
     mean, scale, centre, covariance = (torch.from_numpy(x) for x in case)
     free = reference.pack(mean, scale).requires_grad_()
     rows = []
-    for k in range(12):
+    for k in range(8):
         one = fc.TsallisGaussian(*reference.unpack(free[k], 2), alpha)
         rows.append(one.expect(gaussians(centre[k : k + 1], covariance[k]))[0])
     value = torch.stack(rows)
@@ -210,13 +210,16 @@ def test_derivatives_under_other_alphas(alpha):
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0, 3.0])
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-8, 1e-10])
 def test_tolerance_is_kept(alpha, tolerance):
-    case = [x[:24] for x in pairs.plane(24, seed=5)]
+    case = pairs.plane(20, seed=5)
     expected, _, _ = reference.jets(*case, alpha)
     mean, scale, centre, covariance = (torch.from_numpy(x) for x in case)
-    density = make(mean, scale, alpha)
-    assert_near(
-        density.expect(gaussians(centre, covariance), tolerance).diagonal(), expected, tolerance
-    )
+    ours = [
+        make(mean[k], scale[k], alpha).expect(
+            gaussians(centre[k : k + 1], covariance[k]), tolerance
+        )
+        for k in range(20)
+    ]
+    assert_near(torch.cat(ours), expected, tolerance)
 
 
 def test_a_looser_tolerance_is_another_computation():
