@@ -181,3 +181,27 @@ def test_forward_mode_without_a_transform():
     leaf = torch.zeros(1, dtype=DOUBLE, requires_grad=True)
     expected = fc.Paraboloid(leaf, torch.eye(1, dtype=DOUBLE)).expect(functions)
     assert_near(slope, torch.autograd.grad(expected[0], leaf)[0], 1e-9)
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+def test_gradients_of_two_paraboloids(alpha):
+    """In the mean, against Richardson's differences of our own values."""
+    rng = np.random.default_rng(2)
+    ours, expected, h = [], [], 1e-4
+    for _ in range(8):
+        mean, centre = rng.uniform(0, 1, (2, 2))
+        scale, own = (reference.random_spd(rng, 2, 1e-2, 1.0) for _ in range(2))
+        leaf = torch.from_numpy(mean).requires_grad_()
+        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(own))
+        value = make(leaf, torch.from_numpy(scale), alpha).expect(basis)
+        ours.append(torch.autograd.grad(value[0], leaf)[0])
+        at = [
+            [
+                reference.overlap(mean + k * h * axis, scale, alpha, centre, own, 80)
+                for k in range(-2, 3)
+            ]
+            for axis in np.eye(2)
+        ]
+        expected.append([np.dot([1, -8, 0, 8, -1], line) / (12 * h) for line in at])
+    assert np.abs(expected).max() > 0.1
+    assert_near(torch.stack(ours), expected, 1e-5)

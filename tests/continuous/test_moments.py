@@ -55,7 +55,7 @@ def test_moments_are_matched(d, family, options):
     weights=st.lists(st.floats(0, 1e6), min_size=5, max_size=5).filter(lambda w: sum(w) > 1e-3),
     size=st.sampled_from([1e-3, 1.0, 1e4]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_weights_give_a_density(weights, size):
     positions = size * torch.tensor(
         [[0.0, 0.0], [1.0, 0.2], [0.3, 1.0], [1.0, 1.0], [0.5, 0.5]], dtype=DOUBLE
@@ -64,9 +64,12 @@ def test_any_weights_give_a_density(weights, size):
     mean, covariance = moments(weights, positions)
     density = fc.match_moments(weights, positions, fc.Paraboloid)
     assert_near(density.mean / size, mean / size, 1e-12)
-    raised = density.covariance_matrix.numpy() - covariance
-    assert_near(raised / size**2, np.eye(2) * raised[0, 0] / size**2, 1e-11)
-    assert raised[0, 0] >= -1e-12 * size**2
+    # The determinant of a thin ellipse, through which the scale goes, is known as its condition is.
+    bar = 1e-12 + 4 * np.finfo(float).eps * np.linalg.cond(density.covariance_matrix.numpy())
+    assert bar < 1e-8
+    raised = (density.covariance_matrix.numpy() - covariance) / size**2
+    assert_near(raised, np.eye(2) * raised[0, 0], bar)
+    assert raised[0, 0] >= -bar
     assert density.log_prob(density.mean).isfinite()
 
 

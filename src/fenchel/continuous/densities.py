@@ -41,6 +41,7 @@ class Density(Distribution):
         # and in float64: in float32 a thin ellipse loses its digits.
         wide = matrices.cholesky(scale.to(certificate_dtype(scale.device)))
         self._factor = wide.to(dtype).expand(*batch, d, d)
+        self._half_log_det = matrices.half_log_det(wide).to(dtype).expand(batch)
         super().__init__(batch, torch.Size([d]), validate_args=False)
 
     # ---- what it is
@@ -67,7 +68,7 @@ class Density(Distribution):
     @property
     def log_peak(self) -> Tensor:
         """log of the density at its mean. (...)"""
-        peak = tsallis.log_peak(self._eps, self.dim, matrices.half_log_det(self._factor))
+        peak = tsallis.log_peak(self._eps, self.dim, self._half_log_det)
         return peak.expand(self.batch_shape)
 
     @property
@@ -159,6 +160,10 @@ class Density(Distribution):
 
         `tolerance`: error relative to 1 + |value|; 1e-9 in float64 and 1e-6 in float32.
         """
+        if not hasattr(basis, "expectation"):
+            raise TypeError(
+                f"basis must be a GaussianBasis or ParaboloidBasis, got {type(basis).__name__}"
+            )
         expected: Tensor = basis.expectation(self, tolerance)
         return expected
 
@@ -174,15 +179,21 @@ class Density(Distribution):
         dtype = compute_dtype(torch.promote_types(mean.dtype, covariance.dtype))
         covariance, d = covariance.to(dtype), mean.shape[-1]
         eps = torch.as_tensor(_checked_alpha(alpha), dtype=dtype, device=mean.device) - 1
-        half_log_det = matrices.half_log_det(matrices.cholesky(covariance))
+        # In float64: in float32 a thin ellipse loses its digits.
+        factor64 = matrices.cholesky(covariance.to(certificate_dtype(covariance.device)))
+        half_log_det = matrices.half_log_det(factor64).to(dtype)
         of_scale = tsallis.half_log_det_of_scale(eps, d, half_log_det)
         factor = tsallis.covariance_factor(eps, d, tsallis.log_peak(eps, d, of_scale))
-        return cls._like(mean, covariance / factor[..., None, None], alpha)
+        made = cls._like(mean, covariance / factor[..., None, None], alpha)
+        # Rounded to float32 a thin scale has another determinant: the one meant is kept.
+        made._half_log_det = of_scale.expand(made.batch_shape)
+        return made
 
     @classmethod
     def _of_canonical(cls, theta1: Tensor, theta2: Tensor, alpha: float | Tensor) -> Self:
         """f(t) = theta1' t + t' theta2 t: scale = (-2 theta2)^-1, mean = scale theta1."""
-        _check(theta1, -theta2, "-theta2")
+        check_tensor(theta2, "theta2")
+        _check(theta1, -theta2, "-theta2", "theta1")
         dtype = compute_dtype(torch.promote_types(theta1.dtype, theta2.dtype))
         theta1, theta2 = theta1.to(dtype), theta2.to(dtype)
         inverse = matrices.inverse_of_factor(matrices.cholesky(-2 * theta2))
@@ -203,7 +214,9 @@ class Density(Distribution):
             self._mean.expand(*shape, self.dim),
             self._scale.expand(*shape, *self._scale.shape[-2:]),
         )
-        return type(self)._like(mean, scale, alpha)
+        made = type(self)._like(mean, scale, alpha)
+        made._half_log_det = self._half_log_det.expand(shape)
+        return made
 
     def __getitem__(self, index: Any) -> Self:
         """Some of the batch, indexed as a tensor of the batch's shape is."""
@@ -213,7 +226,9 @@ class Density(Distribution):
         if isinstance(alpha, Tensor):
             alpha = alpha.expand(batch).reshape(-1)[chosen]
         scale = self._scale.reshape(-1, d, d)[chosen]
-        return type(self)._like(self._mean.reshape(-1, d)[chosen], scale, alpha)
+        made = type(self)._like(self._mean.reshape(-1, d)[chosen], scale, alpha)
+        made._half_log_det = self._half_log_det.reshape(-1)[chosen]
+        return made
 
     def __repr__(self) -> str:
         batch = tuple(self.batch_shape)
@@ -290,20 +305,19 @@ class TsallisGaussian(Density):
         return cls._of_canonical(theta1, theta2, alpha)
 
 
-def _check(mean: Tensor, matrix: Tensor, name: str) -> None:
-    check_tensor(mean, "mean")
+def _check(mean: Tensor, matrix: Tensor, name: str, vector: str = "mean") -> None:
+    check_tensor(mean, vector)
     check_tensor(matrix, name)
     if mean.dim() < 1 or not mean.is_floating_point():
         raise ValueError(
-            f"mean must be floating point (..., d), got {mean.dtype} {tuple(mean.shape)}"
+            f"{vector} must be floating point (..., d), got {mean.dtype} {tuple(mean.shape)}"
         )
     matrices.check_positive_definite(matrix, name)
-    if mean.shape[-1] != matrix.shape[-1]:
-        raise ValueError(
-            f"mean has d = {mean.shape[-1]} but {name} is {matrix.shape[-1]} x {matrix.shape[-1]}"
-        )
+    size = matrix.shape[-1]
+    if mean.shape[-1] != size:
+        raise ValueError(f"{vector} has d = {mean.shape[-1]} but {name} is {size} x {size}")
     if has(~mean.detach().isfinite()):
-        raise ValueError("mean must be finite; it holds NaN or infinity")
+        raise ValueError(f"{vector} must be finite; it holds NaN or infinity")
 
 
 def _checked_alpha(alpha: float | Tensor) -> float | Tensor:

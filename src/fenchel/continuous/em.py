@@ -135,6 +135,7 @@ def fit_mixture(
     >>> fit_mixture(weights, positions, 2).mixing
     tensor([0.2500, 0.7500])
     """
+    _check_tolerance(tolerance)
     data = _data(weights, positions, modes, iterations, floor)
     regularizer = Shannon() if regularizer is None else regularizer
     begun = _begin(start, data, modes)
@@ -152,6 +153,11 @@ def log_likelihood(parameters: Parameters, data: Data) -> Tensor:
     """sum_l w_l log p(t_l). (...)"""
     joint = _joint(parameters, data)
     return (data.weights * torch.logsumexp(joint, -2)).sum(-1)
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a finite number >= 0 or None, got {tolerance}")
 
 
 def _data(weights: Tensor, positions: Tensor, modes: int, iterations: int, floor: float) -> Data:
@@ -336,6 +342,9 @@ def select_mixture(
     >>> int(fc.select_mixture(weights, positions, start=fc.Regions()).modes)
     2
     """
+    _check_tolerance(tolerance)
+    if isinstance(penalty, int | float) and not math.isfinite(penalty):
+        raise ValueError(f"penalty must be finite, got {penalty}")
     price = PerMode(float(penalty)) if isinstance(penalty, int | float) else penalty
     if isinstance(price, type) or not callable(price):
         raise TypeError(

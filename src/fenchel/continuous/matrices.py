@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._numerics import has
+from fenchel._numerics import certificate_dtype, has
 
 _WRITTEN_OUT = 3
 
@@ -27,12 +27,18 @@ def check_positive_definite(matrix: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be finite; it holds NaN or infinity")
     size = values.abs().amax((-1, -2), keepdim=True)
     slack = 64 * torch.finfo(matrix.dtype).eps * size
-    if has((values - values.mT).abs() > slack):
-        raise ValueError(f"{name} must be symmetric; use (A + A.mT) / 2")
-    if has(~(torch.linalg.cholesky_ex(values.to(torch.float64)).info == 0)):
+    apart = (values - values.mT).abs()
+    if has(apart > slack):
         raise ValueError(
-            f"{name} must be positive definite; add a small multiple of the identity, "
-            "or use match_moments, which has a floor"
+            f"{name} must be symmetric, its halves differ by {float(apart.max()):.3g}; "
+            "use (A + A.mT) / 2"
+        )
+    wide = values.to(certificate_dtype(values.device))
+    if has(~(torch.linalg.cholesky_ex(wide).info == 0)):
+        smallest = float(torch.linalg.eigvalsh(wide).min())
+        raise ValueError(
+            f"{name} must be positive definite, its smallest eigenvalue is {smallest:.3g}; add a "
+            "small multiple of the identity, or use match_moments, which has a floor"
         )
 
 

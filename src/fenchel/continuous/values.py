@@ -84,7 +84,8 @@ class Values:
 
     def __call__(self, points: Tensor) -> Tensor:
         """V at points (P, d). (..., P, channels)"""
-        at = self.fit.basis(points.to(self.fit.operator.dtype)) @ self.fit.operator.mT
+        operator = self.fit.operator
+        at = self.fit.basis(points).to(operator.dtype) @ operator.mT
         return at.to(self.features.dtype) @ self.features
 
     def expect(self, density: Any, tolerance: float | None = None) -> Tensor:
