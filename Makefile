@@ -6,7 +6,7 @@ STAMP := .venv/installed
 DOCS_STAMP := .venv/installed-docs
 
 # Rooms whose results may depend on the kernels; tests/attention switches them itself.
-ALSO_WITHOUT := tests/contracts tests/peers tests/nn tests/hf tests/test_documents.py
+ALSO_WITHOUT := tests/contracts tests/peers tests/nn tests/hf tests/continuous tests/test_documents.py
 
 .PHONY: demo test test-slow lint bench docs clean
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_whole, where
+from fenchel._numerics import check_whole, transformed, where
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian, Paraboloid
 from fenchel.continuous.mixture import Mixture, log_mixing
@@ -28,6 +28,7 @@ from fenchel.continuous.moments import (
     moments_with_floor,
     normalised,
 )
+from fenchel.kernels import continuous as kernels
 from fenchel.regularizers import Regularizer, Shannon
 from fenchel.solve import solve
 
@@ -203,15 +204,39 @@ def _begin(start: Start | Mixture | None, data: Data, modes: int) -> Parameters:
 def _iterate(
     now: Parameters, data: Data, most: int, tolerance: float | None, regularizer: Regularizer
 ) -> Parameters:
+    if tolerance is None:
+        return _advance(now, data, most, regularizer)
     reached = None
     for _ in range(most):
-        now = _step(now, data, regularizer)
-        if tolerance is None:
-            continue
+        now = _advance(now, data, 1, regularizer)
         before, reached = reached, log_likelihood(now, data).detach()
         if before is not None and bool((reached - before <= tolerance).all()):
             break
     return now
+
+
+def _advance(now: Parameters, data: Data, steps: int, regularizer: Regularizer) -> Parameters:
+    """So many iterations, in native code where no derivative is asked for."""
+    if _is_ordinary(regularizer) and _is_native(now, data):
+        weights = data.weights.expand(*now.mixing.shape[1:-1], -1)
+        operands = (weights, data.positions, data.least, *now)
+        return Parameters(*kernels.mixture_iterations(*operands, steps))
+    for _ in range(steps):
+        now = _step(now, data, regularizer)
+    return now
+
+
+def _is_ordinary(regularizer: Regularizer) -> bool:
+    """Softmax of the logarithms of the masses is the masses themselves."""
+    return isinstance(regularizer, Shannon) and regularizer.temperature == 1.0
+
+
+def _is_native(now: Parameters, data: Data) -> bool:
+    if transformed() or data.positions.shape[1] > kernels.MOST_MIXTURE_AXES:
+        return False
+    operands = (data.weights, data.positions, *now)
+    followed = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    return not followed and kernels.available(data.weights)
 
 
 def _step(now: Parameters, data: Data, regularizer: Regularizer) -> Parameters:
@@ -223,8 +248,8 @@ def _step(now: Parameters, data: Data, regularizer: Regularizer) -> Parameters:
     mean, covariance = moments_with_floor(rule, data.positions, data.least)
     mean = torch.where(alive.unsqueeze(-1), mean, now.mean)
     covariance = torch.where(alive[..., None, None], covariance, now.covariance)
-    if isinstance(regularizer, Shannon) and regularizer.temperature == 1.0:
-        return Parameters(mass, mean, covariance)  # softmax of the logarithms is the mass itself
+    if _is_ordinary(regularizer):
+        return Parameters(mass, mean, covariance)
     return Parameters(solve(log_mixing(mass), regularizer).weights, mean, covariance)
 
 

@@ -11,6 +11,7 @@ form, and its first derivatives are the generalised covariances of CLAIMS F-E3.2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from fenchel._numerics import certificate_dtype, log1p_ratio, readable, transformed
 from fenchel.continuous import ball, matrices, tsallis
 from fenchel.continuous.ball import Rule
+from fenchel.kernels import continuous as kernels
 
 _MOST_AXES = 3  # the number of nodes grows as a power of it
 _MOST = 2**22  # nodes worked on at a time
@@ -115,20 +117,17 @@ class _Paraboloid(torch.autograd.Function):
         ctx: Any, mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor, tolerance: float
     ) -> Tensor:
         ctx.tolerance = tolerance
-        rule = Rule.closed(tolerance)
-        d = mean.shape[-1]
-        frame = _Frame(mean, scale, centre, covariance, 1.0)
-        moments = ball.gaussian_moments(frame.centre, frame.deviation, rule)
-        level = frame.radius.square() / 2
-        trace = moments.second.diagonal(dim1=-2, dim2=-1).sum(-1)
-        inverse = (frame.inverse * frame.radius[..., None, None]).mT @ frame.axes  # L^-T axes
-        eye = torch.eye(d, dtype=mean.dtype, device=mean.device)
-        inner = moments.second - moments.zeroth[..., None, None] / (d + 2) * eye
-        to_mean = matrices.multiply(inverse, moments.first) * frame.radius.unsqueeze(-1)
-        to_scale = inverse @ inner @ inverse.mT * level[..., None, None]
-        ctx.save_for_backward(mean, scale, centre, covariance, to_mean, to_scale)
-        value: Tensor = level * (moments.zeroth - trace)
-        return value
+        operands, rule = (mean, scale, centre, covariance), Rule.closed(tolerance)
+        if kernels.available(mean):
+            wanted = any(ctx.needs_input_grad[:2])
+            value, *slopes = kernels.paraboloid_expectation(
+                *operands, rule.reach, -math.log10(tolerance), wanted
+            )
+        else:
+            value, *slopes = _by_moments(*operands, rule)
+        ctx.save_for_backward(*operands, *slopes)
+        made: Tensor = value
+        return made
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -142,6 +141,23 @@ class _Paraboloid(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _by_moments(
+    mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor, rule: Rule
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The value and what its derivatives in mean and scale are, in torch's operations."""
+    d = mean.shape[-1]
+    frame = _Frame(mean, scale, centre, covariance, 1.0)
+    moments = ball.gaussian_moments(frame.centre, frame.deviation, rule)
+    level = frame.radius.square() / 2
+    trace = moments.second.diagonal(dim1=-2, dim2=-1).sum(-1)
+    inverse = (frame.inverse * frame.radius[..., None, None]).mT @ frame.axes  # L^-T axes
+    eye = torch.eye(d, dtype=mean.dtype, device=mean.device)
+    inner = moments.second - moments.zeroth[..., None, None] / (d + 2) * eye
+    to_mean = matrices.multiply(inverse, moments.first) * frame.radius.unsqueeze(-1)
+    to_scale = inverse @ inner @ inverse.mT * level[..., None, None]
+    return level * (moments.zeroth - trace), to_mean, to_scale
 
 
 def _again(

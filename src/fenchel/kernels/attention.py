@@ -11,7 +11,6 @@ No derivative is registered: `fenchel.attention` joins the two.
 
 from __future__ import annotations
 
-import ctypes
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from fenchel.kernels.library import (
     BLOCK,
     AttentionGradient,
     AttentionProblem,
-    native,
+    run,
     view,
 )
 
@@ -100,13 +99,6 @@ def _keep(
     p.saved_key, p.saved_distance = saved_key.data_ptr(), saved_distance.data_ptr()
 
 
-def _run(name: str, *structures: ctypes.Structure) -> None:
-    library = native()
-    if library is None:
-        raise RuntimeError(f"{name} needs fenchel's native library, which is absent or disabled")
-    library.call(name, *structures)
-
-
 def _forward(*arguments: object) -> tuple[Tensor, ...]:
     operands, numbers, save = arguments[:8], Numbers(*arguments[8:15]), bool(arguments[15])  # type: ignore[arg-type]
     query, key, value = operands[:3]
@@ -114,7 +106,7 @@ def _forward(*arguments: object) -> tuple[Tensor, ...]:
     p = _problem(operands, numbers)  # type: ignore[arg-type]
     p.output = outputs[0].data_ptr()
     _keep(p, *outputs[1:])
-    _run("attention", p)
+    run("attention", p)
     return outputs
 
 
@@ -162,7 +154,7 @@ def _backward(*arguments: object) -> tuple[Tensor, ...]:
     g.query, g.key, g.value = (output.data_ptr() for output in outputs[:3])
     for name, output in zip(("eps", "scores", "log_mass"), outputs[3:], strict=True):
         setattr(g, name, output.data_ptr() if output.numel() else None)
-    _run("attention_gradient", p, g)
+    run("attention_gradient", p, g)
     return _finish(outputs, query, key, value)  # type: ignore[arg-type]
 
 

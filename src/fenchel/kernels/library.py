@@ -84,6 +84,36 @@ class RowsGradient(Structure):
     )
 
 
+class BallProblem(Structure):
+    _fields_ = (
+        ("pairs", c_int64),
+        ("dim", c_int64),
+        *((name, c_void_p) for name in ("mean", "scale", "centre", "covariance")),
+        *((name, c_void_p) for name in ("nodes", "weights")),
+        ("reach", c_double),
+        ("digits", c_double),
+        ("threads", c_int64),
+        *((name, c_void_p) for name in ("value", "to_mean", "to_scale")),
+    )
+
+
+class MixtureProblem(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "batch", "positions", "modes", "dim")),
+        ("iterations", c_int64),
+        ("threads", c_int64),
+        *((name, c_void_p) for name in ("weights", "position")),
+        ("least", c_double),
+        *((name, c_void_p) for name in ("mixing", "mean", "covariance")),
+    )
+
+
+_STRUCTURES = (
+    *(AttentionProblem, AttentionGradient, RowsProblem, RowsGradient),
+    *(BallProblem, MixtureProblem),
+)
+
+
 def view(tensor: Tensor | None) -> View:
     """Up to four axes, missing ones last; no tensor is a view of nothing."""
     if tensor is None:
@@ -108,6 +138,8 @@ class Library:
             "attention_gradient": [POINTER(AttentionProblem), POINTER(AttentionGradient)],
             "row_map": [POINTER(RowsProblem)],
             "row_map_gradient": [POINTER(RowsGradient)],
+            "paraboloid": [POINTER(BallProblem)],
+            "mixture": [POINTER(MixtureProblem)],
             "variant": [],
             "choose": [ctypes.c_int],
             "block": [],
@@ -119,9 +151,8 @@ class Library:
             if function is None:
                 raise stale
             function.argtypes, function.restype = arguments, ctypes.c_int
-        structures = (AttentionProblem, AttentionGradient, RowsProblem, RowsGradient)
         if native.fenchel_block() != BLOCK or native.fenchel_layout() != sum(
-            ctypes.sizeof(structure) for structure in structures
+            ctypes.sizeof(structure) for structure in _STRUCTURES
         ):
             raise stale
 
@@ -157,6 +188,14 @@ class _State:
 def native() -> Library | None:
     """The library where it is built and not disabled."""
     return _State.library if _State.enabled else None
+
+
+def run(name: str, *operands: Structure) -> None:
+    """Call a kernel that has no other implementation."""
+    library = native()
+    if library is None:
+        raise RuntimeError(f"{name} needs fenchel's native library, which is absent or disabled")
+    library.call(name, *operands)
 
 
 def describe() -> str:

@@ -12,18 +12,11 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
-from fenchel.kernels.library import RowsGradient, RowsProblem, code, native
+from fenchel.kernels.library import RowsGradient, RowsProblem, code, run
 
 _LIBRARY = torch.library.Library("fenchel", "FRAGMENT")
 _LIBRARY.define("tsallis_weights(Tensor scores, float eps) -> Tensor")
 _LIBRARY.define("tsallis_weights_backward(Tensor gradient, Tensor weights, float eps) -> Tensor")
-
-
-def _run(name: str, problem: RowsProblem | RowsGradient) -> None:
-    library = native()
-    if library is None:
-        raise RuntimeError(f"{name} needs fenchel's native library, which is absent or disabled")
-    library.call(name, problem)
 
 
 def _weights(scores: Tensor, eps: float) -> Tensor:
@@ -36,7 +29,7 @@ def _weights(scores: Tensor, eps: float) -> Tensor:
         *(rows, keys, code(scores.dtype), scores.data_ptr(), column.data_ptr(), 0),
         *(weights.data_ptr(), offset.data_ptr(), torch.get_num_threads()),
     )
-    _run("row_map", problem)
+    run("row_map", problem)
     return weights
 
 
@@ -47,7 +40,7 @@ def _weights_backward(gradient: Tensor, weights: Tensor, eps: float) -> Tensor:
         *(*weights.shape, code(weights.dtype), weights.data_ptr(), gradient.data_ptr()),
         *(eps, scores.data_ptr(), torch.get_num_threads()),
     )
-    _run("row_map_gradient", problem)
+    run("row_map_gradient", problem)
     return scores
 
 

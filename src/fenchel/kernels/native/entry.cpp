@@ -13,6 +13,8 @@
     bool attention_gradient(const AttentionProblem&, const AttentionGradient&);    \
     bool row_map(const RowsProblem&);                                              \
     bool row_map_gradient(const RowsGradient&);                                    \
+    bool paraboloid(const BallProblem&);                                           \
+    bool mixture(const MixtureProblem&);                                           \
     }
 
 FENCHEL_DECLARE(plain)
@@ -68,10 +70,13 @@ FENCHEL_EXPORT int fenchel_attention_gradient(const AttentionProblem* p, const A
 }
 FENCHEL_EXPORT int fenchel_row_map(const RowsProblem* p) { return FENCHEL_CALL(row_map(*p)); }
 FENCHEL_EXPORT int fenchel_row_map_gradient(const RowsGradient* p) { return FENCHEL_CALL(row_map_gradient(*p)); }
+FENCHEL_EXPORT int fenchel_paraboloid(const BallProblem* p) { return FENCHEL_CALL(paraboloid(*p)); }
+FENCHEL_EXPORT int fenchel_mixture(const MixtureProblem* p) { return FENCHEL_CALL(mixture(*p)); }
 
 // Changes when a struct does, so that a library of another version is noticed.
 FENCHEL_EXPORT int fenchel_layout() {
-    return int(sizeof(AttentionProblem) + sizeof(AttentionGradient) + sizeof(RowsProblem) + sizeof(RowsGradient));
+    return int(sizeof(AttentionProblem) + sizeof(AttentionGradient) + sizeof(RowsProblem) + sizeof(RowsGradient) +
+               sizeof(BallProblem) + sizeof(MixtureProblem));
 }
 FENCHEL_EXPORT int fenchel_block() { return int(kBlock); }
 FENCHEL_EXPORT int fenchel_variant() { return int(chosen); }

@@ -71,6 +71,27 @@ struct RowsGradient {
     std::int64_t threads;
 };
 
+// Pairs of a truncated paraboloid and a Gaussian; matrices and vectors contiguous, one for each pair.
+struct BallProblem {
+    std::int64_t pairs, dim;                               // 1, 2 or 3
+    const double *mean, *scale, *centre, *covariance;      // of the paraboloid; of the Gaussian
+    const double *nodes, *weights;                         // (kMostNodes / kNodeStep, kMostNodes): rules of Gauss and Legendre
+    double reach, digits;                                  // of `continuous.ball.Rule`
+    std::int64_t threads;
+    double* value;               // (pairs)
+    double *to_mean, *to_scale;  // derivatives (pairs, dim), (pairs, dim, dim), or null
+};
+constexpr std::int64_t kNodeStep = 4, kMostNodes = 96;
+
+// Mixtures of Gaussians on a line or in the plane, fitted to weights at positions; in place.
+struct MixtureProblem {
+    std::int64_t rows, batch, positions, modes, dim, iterations, threads;
+    const double* weights;  // (batch, positions); row i fits those of i % batch
+    const double* position; // (dim, positions)
+    double least;           // variance along any direction
+    double *mixing, *mean, *covariance;  // (rows, modes), and (dim), (dim, dim) of each
+};
+
 constexpr std::int64_t kBlock = 48;  // rows of queries handled together
 constexpr std::int64_t kChunk = 512; // keys scored at once
 

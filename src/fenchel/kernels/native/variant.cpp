@@ -38,6 +38,9 @@ namespace FENCHEL_VARIANT {
 #include "forward.h"
 #include "backward.h"
 #include "rows.h"
+#include "special.h"
+#include "ball.h"
+#include "mixture.h"
 
 template <class T>
 bool forward(const AttentionProblem& p) {
@@ -73,16 +76,20 @@ bool backward(const AttentionProblem& p, const AttentionGradient& g) {
         });
 }
 
-constexpr std::int64_t kRowsATask = 16;
+// Independent items 0 .. count - 1, so many at a time that fetching a task costs nothing.
+template <class Worker, class P>
+bool items(std::int64_t count, std::int64_t together, const P& p) {
+    return share<Worker>(
+        (count + together - 1) / together, p.threads, [&]() -> const P& { return p; },
+        [&](Worker& worker, std::int64_t task) {
+            const std::int64_t stop = (task + 1) * together < count ? (task + 1) * together : count;
+            for (std::int64_t item = task * together; item < stop; ++item) worker.run(item);
+        });
+}
 
 template <template <class> class Map, class T, class P>
 bool rows(const P& p) {
-    return share<Map<T>>(
-        (p.rows + kRowsATask - 1) / kRowsATask, p.threads, [&]() -> const P& { return p; },
-        [&](Map<T>& worker, std::int64_t task) {
-            const std::int64_t stop = (task + 1) * kRowsATask < p.rows ? (task + 1) * kRowsATask : p.rows;
-            for (std::int64_t row = task * kRowsATask; row < stop; ++row) worker.run(row);
-        });
+    return items<Map<T>>(p.rows, 16, p);
 }
 
 bool attention(const AttentionProblem& p) {
@@ -97,6 +104,9 @@ bool row_map(const RowsProblem& p) {
 bool row_map_gradient(const RowsGradient& p) {
     return p.dtype == kFloat64 ? rows<RowMapGradient, double>(p) : rows<RowMapGradient, float>(p);
 }
+
+bool paraboloid(const BallProblem& p) { return items<Ball>(p.pairs, p.dim == 3 ? 1 : 32, p); }
+bool mixture(const MixtureProblem& p) { return items<Mixture>(p.rows, 1, p); }
 
 }  // namespace FENCHEL_VARIANT
 }  // namespace fenchel

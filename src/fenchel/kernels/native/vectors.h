@@ -158,7 +158,7 @@ inline int squeeze(unsigned bits, Vec<T> v, const std::int32_t* from, T* values,
     return n;
 }
 
-// Exponential and logarithm: polynomials of Cephes (Moshier) for float, the library's for double.
+// Exponential and logarithm: polynomials of Cephes (Moshier) for float, the library's logarithm for double.
 // Summed in pairs, because the time is that of the longest chain of products.
 __attribute__((always_inline)) inline Vec<float> exponential(Vec<float> x) {
     using I = Mask<float>;
@@ -203,9 +203,23 @@ __attribute__((always_inline)) inline Vec<float> rough_power(Vec<float> x, float
     const Vec<float> power = (r * 0.05583828f + 0.24263948f) * (r * r) + (r * 0.69313673f + 0.99992456f);
     return (Vec<float>)((I)power + exponent);
 }
-inline Vec<double> exponential(Vec<double> x) {
-    for (int i = 0; i < Lanes<double>::W; ++i) x[i] = std::exp(x[i]);
-    return x;
+// Taylor's polynomial on |r| <= log(2) / 2; zero where the result would have no normal number.
+__attribute__((always_inline)) inline Vec<double> exponential(Vec<double> x) {
+    using I = Mask<double>;
+    constexpr double kRound = 6755399441055744.0, kLeast = -708.0, kMost = 709.7;
+    const Mask<double> none = x < fill<double>(kLeast), much = x > fill<double>(kMost);
+    const Vec<double> y = none ? fill<double>(kLeast) : much ? fill<double>(kMost) : x;
+    const Vec<double> shifted = y * 1.4426950408889634 + kRound, whole = shifted - kRound;
+    const I exponent = ((I)shifted - (I)fill<double>(kRound)) << 52;
+    const Vec<double> r = (y - whole * 6.93147180369123816490e-1) - whole * 1.90821492927058770002e-10;
+    const Vec<double> r2 = r * r, r4 = r2 * r2, r8 = r4 * r4;
+    const Vec<double> a = (r * 1.6666666666666667e-1 + 0.5) * r2 + r;
+    const Vec<double> b = (r * 1.9841269841269841e-4 + 1.3888888888888889e-3) * r2 + (r * 8.3333333333333333e-3 + 4.1666666666666667e-2);
+    const Vec<double> c = (r * 2.5052108385441719e-8 + 2.7557319223985891e-7) * r2 + (r * 2.7557319223985891e-6 + 2.4801587301587302e-5);
+    const Vec<double> d = r * 1.6059043836821615e-10 + 2.0876756987868099e-9;
+    const Vec<double> power = ((d * r4 + c) * r8 + (b * r4 + a)) + 1.0;
+    const Vec<double> made = x == x ? (Vec<double>)((I)power + exponent) : x;
+    return none ? Vec<double>{} : much ? fill<double>(std::numeric_limits<double>::infinity()) : made;
 }
 inline Vec<double> logarithm(Vec<double> x) {
     for (int i = 0; i < Lanes<double>::W; ++i) x[i] = std::log(x[i]);
