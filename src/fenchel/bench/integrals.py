@@ -249,10 +249,10 @@ def _curve(sweep: Sweep, problem: Problem, exact: Tensor) -> list[dict[str, Any]
         entry = {"method": TRAPEZOID, "tolerance": None, "nodes": nodes, "most": nodes}
         entries.append({**entry, "largest_error": error})
     for tolerance in sweep.tolerances:
-        error = largest_error(methods.ours(problem, tolerance), exact)
-        nodes = Rule.closed(tolerance).nodes
-        named = {"method": methods.OURS, "tolerance": tolerance, "nodes": nodes}
-        entries.append({**named, "most": PIECES * nodes, "largest_error": error})
+        rule = Rule.closed(tolerance)
+        error = largest_error(methods.by_rule(problem, rule), exact)
+        named = {"method": methods.OURS, "tolerance": tolerance, "nodes": rule.nodes}
+        entries.append({**named, "most": PIECES * rule.nodes, "largest_error": error})
     return entries
 
 

@@ -228,7 +228,9 @@ def _advance(now: Parameters, data: Data, steps: int, regularizer: Regularizer) 
 
 def _is_ordinary(regularizer: Regularizer) -> bool:
     """Softmax of the logarithms of the masses is the masses themselves."""
-    return isinstance(regularizer, Shannon) and regularizer.temperature == 1.0
+    if not isinstance(regularizer, Shannon) or isinstance(regularizer.temperature, Tensor):
+        return False
+    return regularizer.temperature == 1.0
 
 
 def _is_native(now: Parameters, data: Data) -> bool:

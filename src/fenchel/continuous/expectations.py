@@ -124,7 +124,7 @@ class _Paraboloid(torch.autograd.Function):
                 *operands, rule.reach, -math.log10(tolerance), wanted
             )
         else:
-            value, *slopes = _by_moments(*operands, rule)
+            value, *slopes = by_moments(*operands, rule)
         ctx.save_for_backward(*operands, *slopes)
         made: Tensor = value
         return made
@@ -143,10 +143,10 @@ class _Paraboloid(torch.autograd.Function):
         )
 
 
-def _by_moments(
+def by_moments(
     mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The value and what its derivatives in mean and scale are, in torch's operations."""
+    """The value, and its derivatives in mean and scale, in torch's operations."""
     d = mean.shape[-1]
     frame = _Frame(mean, scale, centre, covariance, 1.0)
     moments = ball.gaussian_moments(frame.centre, frame.deviation, rule)

@@ -10,45 +10,57 @@ struct Moments {
 
 // Over [-radius, radius], of N(x; centre, deviation^2): (CLAIMS F-A.18..20).
 struct Interval {
-    double b, deviation, sign;
+    double b, deviation, inverse, sign, far;
 
-    Interval(double centre, double size) : b(std::fabs(centre)), deviation(size), sign(centre > 0 ? -1 : 1) {}
+    // far: deviations after which the rest of the Gaussian is nothing against what came before.
+    Interval(double centre, double size, double reach)
+        : b(std::fabs(centre)), deviation(size), inverse(1 / size), sign(centre > 0 ? -1 : 1), far(reach + 1) {}
 
     struct Values {
         Vec<double> zeroth, first, second;
     };
 
     __attribute__((always_inline)) Values operator()(Vec<double> radius) const {
-        const Vec<double> low = (b - radius) / deviation, high = (b + radius) / deviation;
-        const Vec<double> low_bell = exponential(low * low * -0.5), high_bell = exponential(high * high * -0.5);
+        const Vec<double> low = (b - radius) * inverse, high = (b + radius) * inverse;
         const Mask<double> left = low < Vec<double>{};
-        const Vec<double> beyond = tail(left ? -low : low, low_bell);
+        const Vec<double> distance = left ? -low : low;
+        Vec<double> low_bell{}, high_bell{}, beyond{}, past{};
+        if (above<double>(fill<double>(far), -low)) {
+            low_bell = exponential(low * low * -0.5);
+            beyond = tail(distance, low_bell);
+        }
+        if (above<double>(fill<double>(far), left ? high : high - low)) {
+            high_bell = exponential(high * high * -0.5);
+            past = tail(high, high_bell);
+        }
         const double size = deviation * 0.3989422804014327;
         Values v;
-        v.zeroth = (left ? 1.0 - beyond : beyond) - tail(high, high_bell);
+        v.zeroth = (left ? 1.0 - beyond : beyond) - past;
         v.first = (low_bell - high_bell) * size - v.zeroth * b;
         v.second = v.zeroth * (b * b + deviation * deviation) -
                    ((b + radius) * low_bell - (b - radius) * high_bell) * size;
         // Over a short piece of a wide Gaussian those are differences of equal numbers.
-        const Vec<double> turn = (high - low) * (high + 1.0);
-        if (~above<double>(turn, fill<double>(0.3)) & ((1u << Lanes<double>::W) - 1)) few(radius, turn < 0.3, v);
+        const Vec<double> change = (high - low) * (high + 1.0);
+        if (above<double>(change, fill<double>(kShort)) != (1u << Lanes<double>::W) - 1) few(radius, change <= kShort, v);
         v.first *= sign;
         return v;
     }
 
-    // By Gauss's rule with six nodes, where `chosen`.
+    static constexpr double kShort = 0.05;
+
+    // By Gauss's rule with four nodes, where `chosen`.
     void few(Vec<double> radius, Mask<double> chosen, Values& v) const {
-        static constexpr double x[] = {0.2386191860831969, 0.6612093864662645, 0.9324695142031521};
-        static constexpr double w[] = {0.4679139345726910, 0.3607615730481386, 0.1713244923791704};
+        static constexpr double x[] = {0.3399810435848563, 0.8611363115940526};
+        static constexpr double w[] = {0.6521451548625461, 0.3478548451374538};
         Values s{};
-        for (int i = 0; i < 6; ++i) {
-            const Vec<double> y = radius * (i % 2 ? x[i / 2] : -x[i / 2]), z = (y + b) / deviation;
+        for (int i = 0; i < 4; ++i) {
+            const Vec<double> y = radius * (i % 2 ? x[i / 2] : -x[i / 2]), z = (y + b) * inverse;
             const Vec<double> value = exponential(z * z * -0.5) * w[i / 2];
             s.zeroth += value;
             s.first += value * y;
             s.second += value * y * y;
         }
-        const Vec<double> size = radius * (0.3989422804014327 / deviation);
+        const Vec<double> size = radius * (0.3989422804014327 * inverse);
         v.zeroth = pick<double>(chosen, s.zeroth * size, v.zeroth);
         v.first = pick<double>(chosen, s.first * size, v.first);
         v.second = pick<double>(chosen, s.second * size, v.second);
@@ -57,30 +69,30 @@ struct Interval {
 
 // Angles between which an axis is integrated, cut where the other axes' Gaussian begins to leave the ball.
 struct Window {
-    double end[4];
+    double sine[4], angle[4];  // of the ends of the pieces
     int pieces;
     bool whole;  // one piece, in which that Gaussian is nowhere all inside
 
     static double within(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+    // The sine of the angle where the ball that is left has this radius, of 1.
+    static double sine_at(double rest) { return std::sqrt(1 - rest * rest); }
 
     Window(double centre, double deviation, double inner, double inner_deviation, double radius, double reach) {
         const double outside = std::fabs(centre) > radius ? std::fabs(centre) - radius : 0;
         const double half = std::sqrt(outside * outside + reach * reach * deviation * deviation);
         const double past = inner > radius ? inner - radius : 0;
         const double spread = std::sqrt(past * past + reach * reach * inner_deviation * inner_deviation);
-        const double stop = std::acos(within((inner - spread) / radius, 0, 1));
-        const double start = std::acos(within((inner + spread) / radius, 0, 1));
-        double low = std::asin(within((centre - half) / radius, -1, 1));
-        double high = std::asin(within((centre + half) / radius, -1, 1));
-        low = low > -stop ? low : -stop;
-        high = high < stop ? high : stop;
-        high = high > low ? high : low;
+        const double stop = sine_at(within((inner - spread) / radius, 0, 1));
+        const double start = sine_at(within((inner + spread) / radius, 0, 1));
+        const double low = within((centre - half) / radius, -stop, stop);
+        const double high = within((centre + half) / radius, -stop, stop);
         whole = !(start > 0);
         pieces = whole ? 1 : 3;
-        end[0] = low;
-        end[1] = whole ? high : within(-start, low, high);
-        end[2] = within(start, low, high);
-        end[3] = high;
+        sine[0] = low;
+        sine[1] = whole ? high : within(-start, low, high);
+        sine[2] = within(start, low, high);
+        sine[3] = high;
+        for (int i = 0; i <= pieces; ++i) angle[i] = i && sine[i] == sine[i - 1] ? angle[i - 1] : std::asin(sine[i]);
     }
 };
 
@@ -105,10 +117,11 @@ struct Ball {
     __attribute__((always_inline)) void sweep(const Window& window, double deviation, double inner_deviation, double radius,
                                               Visit&& visit) const {
         for (int piece = 0; piece < window.pieces; ++piece) {
-            const double low = window.end[piece], high = window.end[piece + 1];
+            const double low = window.angle[piece], high = window.angle[piece + 1];
             if (high <= low) continue;  // NaN goes on, and makes the sums NaN
-            const double half = radius * (std::sin(high) - std::sin(low)) / (2 * deviation);
-            const double turn = radius * (std::cos(high) - std::cos(low)) / (2 * inner_deviation);
+            const double from = window.sine[piece], to = window.sine[piece + 1];
+            const double half = radius * (to - from) / (2 * deviation);
+            const double turn = radius * (Window::sine_at(to) - Window::sine_at(from)) / (2 * inner_deviation);
             const std::int64_t n = nodes(window, piece, half, turn);
             const double* x = p.nodes + (n / kNodeStep - 1) * kMostNodes;
             const double* w = p.weights + (n / kNodeStep - 1) * kMostNodes;
@@ -120,13 +133,13 @@ struct Ball {
 
     // Of N(u; a, diag(m^2)) over the ball of this radius; the widest axis first.
     Moments<1> moments(const double (&a)[1], const double (&m)[1], double radius) const {
-        const auto v = Interval(a[0], m[0])(fill<double>(radius));
+        const auto v = Interval(a[0], m[0], p.reach)(fill<double>(radius));
         return {v.zeroth[0], {v.first[0]}, {{v.second[0]}}};
     }
 
     Moments<2> moments(const double (&a)[2], const double (&m)[2], double radius) const {
         const Window window(a[1], m[1], std::fabs(a[0]), m[0], radius, p.reach);
-        const Interval interval(a[0], m[0]);
+        const Interval interval(a[0], m[0], p.reach);
         const double across = a[1], inverse = 1 / m[1], size = 0.3989422804014327 / m[1];
         Vec<double> s0{}, sx{}, sy{}, sxx{}, sxy{}, syy{};
         sweep(window, m[1], m[0], radius, [&](Vec<double> angle, Vec<double> w) __attribute__((always_inline)) {
@@ -184,8 +197,9 @@ struct Ball {
         factorise<D>(p.covariance + pair * D * D, other);
         double root = 1;
         for (int i = 0; i < D; ++i) root *= factor[i][i];
-        // log peak of `continuous/tsallis.py` at eps = 1: Gamma(2 + d/2) / ((2 pi)^(d/2) |L|), to 2 / (2 + d)
-        const double level = std::exp(2.0 / (2 + D) * (std::lgamma(2 + D / 2.0) - D / 2.0 * std::log(2 * M_PI) - std::log(root)));
+        // log peak of `continuous/tsallis.py` at eps = 1, log Gamma(2 + d/2) - d/2 log(2 pi) = c
+        static constexpr double c[] = {-0.634255662731753, -1.1447298858494004, -1.5558419972669442};
+        const double level = std::exp(2.0 / (2 + D) * (c[D - 1] - std::log(root)));
         const double radius = std::sqrt(2 * level);
         invert<D>(factor, inverse);
         for (int i = 0; i < D; ++i) {

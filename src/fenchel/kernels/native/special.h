@@ -1,14 +1,17 @@
 // Functions of vectors of doubles that quadrature and mixtures need, a few units in the last place off.
 
-// c[0] + c[1] x + ..., as two chains in x^2 that run side by side.
+// c[0] + c[1] x + ..., as chains in x^4 that run side by side.
 template <int N>
 __attribute__((always_inline)) inline Vec<double> polynomial(const double (&c)[N], Vec<double> x) {
-    const Vec<double> square = x * x;
-    constexpr int even = (N - 1) / 2 * 2, odd = (N - 2) / 2 * 2 + 1;
-    Vec<double> e = fill<double>(c[even]), o = fill<double>(c[odd]);
-    for (int k = even - 2; k >= 0; k -= 2) e = e * square + c[k];
-    for (int k = odd - 2; k >= 1; k -= 2) o = o * square + c[k];
-    return o * x + e;
+    const Vec<double> square = x * x, fourth = square * square;
+    Vec<double> chain[4];
+    for (int j = 0; j < 4; ++j) {
+        constexpr int last = N - 1;
+        int k = last - (last - j) % 4;
+        chain[j] = fill<double>(c[k]);
+        for (k -= 4; k >= 0; k -= 4) chain[j] = chain[j] * fourth + c[k];
+    }
+    return (chain[3] * x + chain[2]) * square + (chain[1] * x + chain[0]);
 }
 
 // Taylor's polynomials, for |angle| <= pi / 2.

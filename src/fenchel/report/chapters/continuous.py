@@ -212,9 +212,11 @@ def errors(
     exact = trapezoid(density, basis, 4 * max(*steps, 1024))
     angle = {n: largest_error(trapezoid(density, basis, n), exact) for n in steps}
     tolerances = [10.0**-k for k in range(2, 14)]
+    one = integrals_methods.Problem(density.expand(torch.Size([1])), basis)
+    rules = [Rule.closed(t) for t in tolerances]
     ours = {
-        PIECES * Rule.closed(t).nodes: largest_error(density.expect(basis, t), exact)
-        for t in tolerances
+        PIECES * rule.nodes: largest_error(integrals_methods.by_rule(one, rule)[0], exact)
+        for rule in rules
     }
     return angle, ours
 
