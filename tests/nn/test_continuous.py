@@ -196,3 +196,21 @@ def test_bad_input(call, error, parts):
         call()
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_a_regularizer_set_later_counts():
+    layer = fl.nn.ContinuousAttention2d((3, 3), functions=4)
+    scores, features = torch.randn(2, 9), torch.randn(2, 9, 5)
+    assert isinstance(layer(features, scores)[1], fc.Gaussian)
+    layer.regularizer = fl.Tsallis(2.0)
+    assert isinstance(layer(features, scores)[1], fc.Paraboloid)
+
+
+@pytest.mark.parametrize("regularizer", [fl.Shannon(), fl.Tsallis(2.0)])
+@pytest.mark.parametrize("modes", [1, 2])
+def test_shapes_on_the_meta_device(regularizer, modes):
+    layer = fl.nn.ContinuousAttention2d((3, 3), regularizer, functions=4, modes=modes).to("meta")
+    scores, features = torch.randn(2, 9, device="meta"), torch.randn(2, 9, 5, device="meta")
+    context = layer(features, scores)[0]
+    assert context.is_meta
+    assert context.shape == (2, 5)

@@ -284,7 +284,8 @@ def _chosen(made: Parameters, index: Tensor) -> Parameters:
 def _pieces(positions: Tensor, modes: int) -> Tensor:
     """Which of `modes` equal pieces of the box holds a position. bool (K, L)"""
     where_to = positions.detach()
-    wide = [axis for axis in where_to.unbind(-1) if bool(axis.max() > axis.min())][:2]
+    lines = where_to.unbind(-1)
+    wide = [line for line in lines if line.is_meta or bool(line.max() > line.min())][:2]
     columns = 1
     if len(wide) > 1:
         columns = max(k for k in range(1, math.isqrt(modes) + 1) if modes % k == 0)

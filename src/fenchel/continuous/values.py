@@ -40,7 +40,7 @@ class ValueFit:
 
     def _operator(self) -> Tensor:
         points = self.positions
-        if self.padding:
+        if self.padding and not points.is_meta:  # on meta the border cannot be found, nor seen
             points = torch.cat([points, border(points)])
         at = self.basis(points).to(certificate_dtype(points.device))  # F', (L', N)
         gram = at.mT @ at

@@ -30,8 +30,8 @@ MOST_MIXTURE_AXES = 2
 
 
 def available(like: Tensor) -> bool:
-    """Whether the native code can be used on this tensor's device."""
-    return like.device.type == "cpu" and native() is not None
+    """Whether the native code can be used on this tensor's device; for shapes alone, always."""
+    return like.device.type == "meta" or (like.device.type == "cpu" and native() is not None)
 
 
 @lru_cache(maxsize=1)

@@ -70,7 +70,7 @@ class _ContinuousAttention(Module):
     ) -> None:
         super().__init__()
         self.regularizer = regularizer
-        self._member = _Member(regularizer)
+        _Member(regularizer)  # says at once what it cannot do
         if not isinstance(modes, Select):
             check_whole(modes, "modes", 1)
         self.modes = modes
@@ -136,8 +136,9 @@ class _ContinuousAttention(Module):
         if mask is not None:  # where nothing is seen, any density does: its context is dropped
             mask = mask | ~mask.any(-1, keepdim=True)
         weights = solve(scores, Shannon(), base=mask).weights
+        member = _Member(self.regularizer)
         if self.modes == 1:
-            return self._member.matched(weights, positions)
+            return member.matched(weights, positions)
         if isinstance(self.modes, Select):
             choice = self.modes
             mixture = select_mixture(
@@ -150,7 +151,7 @@ class _ContinuousAttention(Module):
             )
         else:
             mixture = fit_mixture(weights, positions, self.modes, start=Regions())
-        return self._member.mixture(mixture)
+        return member.mixture(mixture)
 
     def extra_repr(self) -> str:
         return f"{self.regularizer}, functions={len(self.basis)}, modes={self.modes}"
