@@ -5,7 +5,7 @@
 Choose Omega and the base measure, get weights, exact derivatives and a certificate.
 """
 
-from fenchel import continuous, nn, priors, scores
+from fenchel import continuous, dual, nn, priors, scores
 from fenchel._version import __version__
 from fenchel.attention import (
     AttentionSolution,
@@ -34,6 +34,7 @@ __all__ = [
     "attention",
     "attention_solution",
     "continuous",
+    "dual",
     "entmax",
     "fenchel_young_loss",
     "nn",

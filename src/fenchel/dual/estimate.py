@@ -1,0 +1,364 @@
+"""The estimation problem: a preference over templates, evidence about the shift of its mean, and
+how reliable that evidence is (CLAIMS D-E3, D-T1). With the target b = mean_u + evidence:
+
+    min over p of  reliability / 2 |b - sum_i p_i t_i|^2 + KL(p, u)
+    max over lam of  <lam, b> - |lam|^2 / (2 reliability) - log sum_i u_i e^<t_i, lam>
+
+The two are equal, p = softmax(log u + <t, lam>), and sum_i p_i t_i = b - lam / reliability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_whole, transformed, where
+from fenchel.dual import newton
+from fenchel.dual.problem import Problem, make_problem
+from fenchel.kernels.operators import register_vmap
+from fenchel.solution import Status
+
+TOLERANCE = 1e-18  # of the gap, which is the square of what the weights are off by
+_MOST = 700.0  # e^700 is finite
+
+
+@dataclass(frozen=True, eq=False)
+class Deviation:
+    """Relative differences, one a row: |a - b| / |b|; mean_shift: over |b - the prior mean|."""
+
+    multiplier: Tensor
+    mean: Tensor
+    mean_shift: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """The solution, exact or approximate, of one estimation problem a row.
+
+    multiplier (..., d): lam of the dual. weights (..., n): over the templates; None where the
+    preference is continuous. mean (..., d): the estimate itself, sum_i weights_i t_i.
+    objective, dual_value (...): of the two problems, at these weights and this multiplier.
+    gap (...): bounds how far the objective is from its minimum; computed without cancellation, so
+    it is finer than the difference of the two values.
+    steps (...): Newton's. status (...): codes of `fenchel.Status`.
+    prior_mean (..., d): what no evidence would give.
+    """
+
+    multiplier: Tensor
+    weights: Tensor | None = field(repr=False)
+    mean: Tensor
+    objective: Tensor
+    dual_value: Tensor
+    gap: Tensor
+    steps: Tensor
+    status: Tensor
+    prior_mean: Tensor = field(repr=False)
+
+    def compare(self, other: Estimate) -> Deviation:
+        """How far this one is from `other`, relative to the other; 0 where both are the same.
+
+        >>> templates = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> problem = (templates, None, torch.tensor([0.3, 0.0]), 0.5)
+        >>> deviation = first_order(*problem).compare(estimate(*problem))
+        >>> bool(deviation.mean < deviation.multiplier)
+        True
+        """
+        return Deviation(
+            _relative(self.multiplier, other.multiplier, other.multiplier),
+            _relative(self.mean, other.mean, other.mean),
+            _relative(self.mean, other.mean, other.mean - other.prior_mean),
+        )
+
+    def __repr__(self) -> str:
+        worst = Status(int(self.status.max())) if self.status.numel() else Status.OK
+        return (
+            f"Estimate(batch={tuple(self.gap.shape)}, d={self.mean.shape[-1]}, "
+            f"gap <= {float(self.gap.max()) if self.gap.numel() else 0.0:.1e}, "
+            f"worst status {worst.name})"
+        )
+
+
+def _relative(one: Tensor, other: Tensor, size: Tensor) -> Tensor:
+    apart, length = (x.detach().norm(dim=-1) for x in (one - other, size))
+    return where(apart > 0, apart / where(length > 0, length, 1.0), 0.0)
+
+
+def estimate(
+    templates: Tensor,
+    preference: Tensor | None,
+    evidence: Tensor,
+    reliability: float | Tensor,
+    *,
+    mask: Tensor | None = None,
+    tolerance: float = TOLERANCE,
+    max_steps: int = 200,
+) -> Estimate:
+    """The exact solution, by Newton's method; derivatives by the implicit function theorem, twice.
+
+    templates (..., n, d), preference (..., n) >= 0 or None for an even one, evidence (..., d),
+    reliability > 0, a number or (...); leading axes broadcast. Templates that many rows share are
+    never copied: give them size 1 along those axes.
+
+    preference: divided by its sum. Where it is zero the weight is zero, and derivatives one-sided.
+    mask (..., n): True = takes part. A row in which nothing does gives zeros and status EMPTY.
+    tolerance: of the gap, relative to 1 + the sizes of the problem's terms.
+
+    >>> templates = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    >>> evidence = torch.tensor([0.3, 0.0], dtype=torch.float64)
+    >>> e = estimate(templates, None, evidence, 2.0)
+    >>> torch.allclose(e.mean, e.prior_mean + evidence - e.multiplier / 2)
+    True
+    """
+    check_whole(max_steps, "max_steps", 0)
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
+    problem = make_problem(templates, preference, evidence, reliability, mask)
+    operands = (problem.templates, problem.preference, problem.target, problem.reliability)
+    found = _minimise(*_numbers(*operands), tolerance, max_steps)
+    if transformed() or torch.compiler.is_compiling():
+        multiplier = _by_steps(operands, found[0])
+    else:
+        multiplier = _Multiplier.apply(*operands, found[0])  # type: ignore[no-untyped-call]
+    return assemble(problem, multiplier, exact=found)
+
+
+def first_order(
+    templates: Tensor,
+    preference: Tensor | None,
+    evidence: Tensor,
+    reliability: float | Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> Estimate:
+    """lam = reliability evidence: ordinary attention, whose query is the evidence (D-E14, D-E16).
+
+    Off by reliability^2 |Cov evidence| to leading order, in the multiplier.
+    """
+    problem = make_problem(templates, preference, evidence, reliability, mask)
+    return assemble(problem, problem.reliability * _evidence(problem))
+
+
+def second_order(
+    templates: Tensor,
+    preference: Tensor | None,
+    evidence: Tensor,
+    reliability: float | Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> Estimate:
+    """lam = (I / reliability + Cov)^-1 evidence: one Newton step of the dual from 0 (D-E13).
+
+    Off by O(reliability^3), or its fourth power where the preference is symmetric.
+    """
+    problem = make_problem(templates, preference, evidence, reliability, mask)
+    operands = (problem.templates, problem.preference, problem.reliability)
+    return assemble(problem, curvature_solve(*operands, _evidence(problem)))
+
+
+def _evidence(problem: Problem) -> Tensor:
+    return problem.target - problem.preference @ problem.templates
+
+
+def assemble(
+    problem: Problem, multiplier: Tensor, exact: tuple[Tensor, ...] | None = None
+) -> Estimate:
+    """All that follows from a multiplier (g, m, d)."""
+    weights, scores, potential = tilted(problem.templates, problem.preference, multiplier)
+    target, reliability = problem.target, problem.reliability
+    steps = torch.zeros_like(potential, dtype=torch.int64)
+    status = torch.full_like(steps, int(Status.OK))
+    if exact is not None:
+        log_weights, _, steps, status = exact
+        weights = weights + (log_weights.exp() - weights).detach()  # whose gap was measured
+    about = weights @ problem.templates
+    apart = target - about
+    divergence = (weights * (scores - potential.unsqueeze(-1))).sum(-1)
+    pull = 0.5 * (reliability * apart.square()).sum(-1)
+    price = 0.5 * (multiplier.square() / reliability).sum(-1)
+    off = apart - multiplier / reliability
+    gap = 0.5 * (reliability * off.square()).sum(-1) if exact is None else exact[1]
+    status = torch.where(problem.empty, torch.full_like(status, int(Status.EMPTY)), status)
+    prior = problem.preference @ problem.templates + problem.centre
+    return Estimate(
+        multiplier=problem.out(multiplier).to(problem.dtype),
+        weights=problem.out(weights).to(problem.dtype),
+        mean=problem.out(about + problem.centre).to(problem.dtype),
+        objective=problem.out(pull + divergence),
+        dual_value=problem.out((multiplier * target).sum(-1) - price - potential),
+        gap=problem.out(gap.detach()),
+        steps=problem.out(steps),
+        status=problem.layout.unpack(status),
+        prior_mean=problem.out(prior).to(problem.dtype),
+    )
+
+
+def tilted(
+    templates: Tensor, preference: Tensor, multiplier: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(weights, scores, potential) of u e^<t, lam>; linear in u, so that u = 0 has a derivative."""
+    scores = multiplier @ templates.mT
+    logs = where(preference > 0, preference.detach(), 0.0).log()
+    shift = (scores.detach() + logs).amax(-1, keepdim=True)
+    raised = (scores - shift).clamp(max=_MOST).exp()
+    total = (preference * raised).sum(-1, keepdim=True)
+    potential = shift + total.log()
+    return preference * raised / total, scores, potential.squeeze(-1)
+
+
+# ---- numbers
+
+
+def _numbers(
+    templates: Tensor, preference: Tensor, target: Tensor, reliability: Tensor
+) -> tuple[Tensor, ...]:
+    fixed = [x.detach() for x in (templates, preference, target, reliability)]
+    return fixed[0], fixed[1].log(), fixed[2], fixed[3].expand(*fixed[1].shape[:2], 1)
+
+
+@torch.library.custom_op("fenchel::dual_minimise", mutates_args=())
+def _minimise(
+    templates: Tensor,
+    log_preference: Tensor,
+    target: Tensor,
+    reliability: Tensor,
+    tolerance: float,
+    max_steps: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-weights (..., m, n); gap, steps and status (..., m). Leading axes are all groups."""
+    operands = (templates, log_preference, target, reliability)
+    lead = templates.shape[:-2]
+    templates, log_preference, target, reliability = (
+        x.reshape(-1, *x.shape[-2:]) for x in operands
+    )
+    rows = reduced(templates, log_preference, target, reliability)
+    found = newton.minimise(rows, tolerance, max_steps)
+    made = (found.log_weights, found.gap, found.steps, found.status)
+    first, second, third, fourth = (x.reshape(*lead, *x.shape[1:]).clone() for x in made)
+    return first, second, third, fourth
+
+
+@_minimise.register_fake
+def _(
+    templates: Tensor,
+    log_preference: Tensor,
+    target: Tensor,
+    reliability: Tensor,
+    tolerance: float,
+    max_steps: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    row = log_preference[..., 0]
+    whole = torch.empty_like(row, dtype=torch.int64)
+    return torch.empty_like(log_preference), torch.empty_like(row), whole, torch.empty_like(whole)
+
+
+register_vmap(_minimise, 4)
+
+
+def reduced(
+    templates: Tensor, log_preference: Tensor, target: Tensor, reliability: Tensor
+) -> newton.Rows:
+    """In the templates' own coordinates, where they are fewer than their dimension."""
+    n, d = templates.shape[1:]
+    if n < d:
+        axes, lower = torch.linalg.qr(templates.mT)  # (g, d, n), (g, n, n)
+        templates, target = lower.mT, target @ axes
+    return newton.Rows(templates, log_preference, target, reliability)
+
+
+# ---- derivatives
+
+
+class _Multiplier(torch.autograd.Function):
+    """lam of the solved weights, with target - h(lam) - lam / reliability = 0 as its derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        templates: Tensor,
+        preference: Tensor,
+        target: Tensor,
+        reliability: Tensor,
+        log_weights: Tensor,
+    ) -> Tensor:
+        weights = log_weights.exp()
+        multiplier = reliability * (target - weights @ templates)
+        ctx.save_for_backward(templates, preference, target, reliability, weights, multiplier)
+        return multiplier
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        *operands, weights, multiplier = ctx.saved_tensors
+        templates, preference, _, reliability = operands
+        twice = torch.is_grad_enabled()
+        if twice:
+            weights = tilted(templates, preference, multiplier)[0]
+            pulled = curvature_solve(templates, weights, reliability, gradient)
+        else:
+            pulled = _curvature_solve(templates, weights, reliability, gradient)
+        with torch.enable_grad():
+            # Of their own, so that the derivative is taken at a fixed multiplier.
+            leaves = [x.view_as(x) if twice else x.detach().requires_grad_() for x in operands]
+            at = multiplier if twice else multiplier.detach()
+            residual = stationarity(leaves[0], leaves[1], leaves[2], leaves[3], at)
+            wanted = [x for x, need in zip(leaves, ctx.needs_input_grad, strict=False) if need]
+            found = iter(torch.autograd.grad(residual, wanted, pulled, create_graph=twice))
+        return *(next(found) if need else None for need in ctx.needs_input_grad[:4]), None
+
+
+def stationarity(
+    templates: Tensor, preference: Tensor, target: Tensor, reliability: Tensor, multiplier: Tensor
+) -> Tensor:
+    """Zero at the solution. (g, m, d)"""
+    weights = tilted(templates, preference, multiplier)[0]
+    return target - weights @ templates - multiplier / reliability
+
+
+def _by_steps(operands: tuple[Tensor, ...], log_weights: Tensor) -> Tensor:
+    """Two Newton steps of plain operations from the solution: right to the third derivative."""
+    templates, preference, target, reliability = operands
+    fixed, at, strength = (x.detach() for x in (templates, target, reliability))
+    multiplier = strength * (at - log_weights.exp() @ fixed)
+    for _ in range(2):
+        weights = tilted(templates, preference, multiplier)[0]
+        off = stationarity(templates, preference, target, reliability, multiplier)
+        multiplier = multiplier + curvature_solve(templates, weights, reliability, off)
+    return multiplier
+
+
+def curvature_solve(
+    templates: Tensor, weights: Tensor, reliability: Tensor, right: Tensor
+) -> Tensor:
+    """(I / reliability + Cov_w t)^-1 right, in differentiable operations. (g, m, d)"""
+    n, d = templates.shape[-2:]
+    mean = weights @ templates
+    centred = templates.unsqueeze(-3) - mean.unsqueeze(-2)  # (g, m, n, d)
+    scaled = centred * (weights * reliability).unsqueeze(-1)
+    if d <= n:
+        eye = torch.eye(d, dtype=right.dtype, device=right.device)
+        return _solve(eye + centred.mT @ scaled, right * reliability)
+    eye = torch.eye(n, dtype=right.dtype, device=right.device)
+    seen = (scaled @ right.unsqueeze(-1)).squeeze(-1)  # reliability w <t - h, right>
+    change = _solve(eye + scaled @ centred.mT, seen)
+    return reliability * (right - (change.unsqueeze(-2) @ centred).squeeze(-2))
+
+
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.solve(matrix, right.unsqueeze(-1))
+    return found.squeeze(-1)
+
+
+def _curvature_solve(
+    templates: Tensor, weights: Tensor, reliability: Tensor, right: Tensor
+) -> Tensor:
+    """The same in bounded memory: dw of newton.py with residual reliability <t, right>."""
+    reliability = reliability.expand(*weights.shape[:2], 1)
+    rows = reduced(templates, weights, right, reliability).prepared()
+    parts = []
+    for part in newton.parts(rows):  # its preference holds the weights, its target the right side
+        residual = part.reliability * (part.target @ part.templates.mT)
+        parts.append(newton.newton_change(part, part.log_preference, residual, 1e-28))
+    change = newton.joined(parts, rows)
+    return reliability * (right - change @ templates)

@@ -1,0 +1,223 @@
+"""The estimation problem made ready: shapes, precision, and which rows share their templates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import certificate_dtype, check_tensor, has, where
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Batch axes along which templates differ make groups, the others make rows of a group."""
+
+    batch: torch.Size
+    groups: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, templates: Tensor, batch: torch.Size) -> Layout:
+        """templates (*batch, n, d), with size 1 along the axes that share them."""
+        shared = [templates.shape[axis] == 1 for axis in range(len(batch))]
+        return cls(
+            batch,
+            tuple(axis for axis, same in enumerate(shared) if not same),
+            tuple(axis for axis, same in enumerate(shared) if same),
+        )
+
+    def pack(self, x: Tensor, tail: int) -> Tensor:
+        """(*batch, tail) or broadcastable to it -> (g, m, tail)"""
+        x = x.expand((*self.batch, *x.shape[x.dim() - tail :]))
+        ends = range(len(self.batch), x.dim())
+        moved = x.permute((*self.groups, *self.rows, *ends))
+        sizes = self.count(self.groups), self.count(self.rows)
+        return moved.reshape((*sizes, *x.shape[x.dim() - tail :]))
+
+    def count(self, axes: tuple[int, ...]) -> int:
+        return math.prod([self.batch[axis] for axis in axes])
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(g, m, tail) -> (*batch, tail)"""
+        order = (*self.groups, *self.rows)
+        apart = x.reshape((*(self.batch[axis] for axis in order), *x.shape[2:]))
+        back = [order.index(axis) for axis in range(len(order))]
+        return apart.permute((*back, *range(len(order), apart.dim())))
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """In float64, templates about a centre that the rows of a group share.
+
+    templates (g, n, d), preference (g, m, n) summing to one, target (g, m, d) = mean + evidence,
+    reliability (g, m, 1), empty (g, m): no template has any preference.
+    """
+
+    templates: Tensor
+    preference: Tensor
+    target: Tensor
+    reliability: Tensor
+    centre: Tensor  # (g, 1, d)
+    empty: Tensor
+    layout: Layout
+    dtype: torch.dtype
+
+    def out(self, x: Tensor, missing: float = 0.0) -> Tensor:
+        """(g, m, ...) as the caller's batch, `missing` in empty rows."""
+        row = self.empty.reshape(*self.empty.shape, *(1,) * (x.dim() - 2))
+        return self.layout.unpack(where(~row, x, missing))
+
+
+def make_problem(
+    templates: Tensor,
+    preference: Tensor | None,
+    evidence: Tensor,
+    reliability: float | Tensor,
+    mask: Tensor | None,
+) -> Problem:
+    """preference None: the same for every template."""
+    _check(templates, preference, evidence, mask)
+    dtype = torch.promote_types(templates.dtype, evidence.dtype)
+    if preference is None:
+        preference = templates.new_ones(templates.shape[-2])
+    dtype = torch.promote_types(dtype, preference.dtype)
+    inner = certificate_dtype(templates.device)
+    reliability = checked_reliability(reliability, "reliability", evidence).to(inner)
+    if mask is not None:
+        preference = where(mask, preference, 0.0)
+        templates = _cleaned(templates, mask)
+    _check_finite(templates, preference, evidence)
+    templates, preference, evidence = (x.to(inner) for x in (templates, preference, evidence))
+    shapes = (templates.shape[:-2], preference.shape[:-1], evidence.shape[:-1], reliability.shape)
+    batch = torch.broadcast_shapes(*shapes)
+    templates = _shared(templates, batch)
+    layout = Layout.of(templates, batch)
+    grouped = layout_groups(templates, layout)
+    preference, empty = _normalised(layout.pack(preference, 1))
+    centre = _centre(grouped, preference)
+    about = grouped - centre
+    target = preference @ about + layout.pack(evidence, 1)
+    strength = layout.pack(reliability, 0).unsqueeze(-1)
+    return Problem(about, preference, target, strength, centre, empty, layout, dtype)
+
+
+def _cleaned(templates: Tensor, mask: Tensor) -> Tensor:
+    """Templates that no row may use hold anything: zero instead."""
+    lead = templates.dim() - 2
+    used = mask.reshape(*(1,) * (lead + 1 - mask.dim()), *mask.shape)
+    while used.dim() > lead + 1:
+        used = used.any(0)
+    for axis in range(lead):
+        if templates.shape[axis] == 1:
+            used = used.any(axis, keepdim=True)
+    return where(used.unsqueeze(-1), templates, 0.0)
+
+
+def _shared(templates: Tensor, batch: torch.Size) -> Tensor:
+    """(*batch, n, d) with size 1 where the same templates serve many rows, expanded or not."""
+    missing = len(batch) + 2 - templates.dim()
+    templates = templates.reshape(*(1,) * missing, *templates.shape)
+    for axis, size in enumerate(batch):
+        if size > 1 and templates.shape[axis] > 1 and templates.stride(axis) == 0:
+            templates = templates.narrow(axis, 0, 1)
+    return templates
+
+
+def layout_groups(templates: Tensor, layout: Layout) -> Tensor:
+    """(g, n, d)"""
+    ends = (len(layout.batch), len(layout.batch) + 1)
+    moved = templates.permute((*layout.groups, *layout.rows, *ends))
+    return moved.reshape(layout.count(layout.groups), *templates.shape[-2:])
+
+
+def _normalised(preference: Tensor) -> tuple[Tensor, Tensor]:
+    """Summing to one; empty rows get an even preference, whose results are dropped."""
+    top = preference.detach().amax(-1, keepdim=True)
+    empty = ~(top > 0)
+    filled = torch.where(empty, torch.ones_like(preference), preference)
+    scaled = filled / torch.where(empty, torch.ones_like(top), top)
+    return scaled / scaled.sum(-1, keepdim=True), empty.squeeze(-1)
+
+
+def _centre(templates: Tensor, preference: Tensor) -> Tensor:
+    """A constant to measure from: the middle of the templates in use. (g, 1, d)"""
+    used = (preference.detach() > 0).any(1).to(templates.dtype)  # (g, n)
+    weights = used / used.sum(-1, keepdim=True).clamp_min(1)
+    return weights.unsqueeze(1) @ templates.detach()
+
+
+def checked_reliability(value: float | Tensor, name: str, like: Tensor) -> Tensor:
+    """A positive number, or one for each row."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    made = torch.as_tensor(value, device=like.device)
+    if not made.is_floating_point():
+        made = made.to(like.dtype)
+    if isinstance(value, float):
+        made = torch.as_tensor(value, dtype=torch.float64, device=like.device)
+    values = made.detach()
+    if has(~((values > 0) & values.isfinite())):
+        raise ValueError(f"{name} must be finite and > 0, got {_shown(values)}")
+    return made
+
+
+def _shown(values: Tensor) -> str:
+    wrong = values[~((values > 0) & values.isfinite())]
+    return f"{float(wrong.flatten()[0]):g}"
+
+
+def _check(
+    templates: Tensor, preference: Tensor | None, evidence: Tensor, mask: Tensor | None
+) -> None:
+    named = {"templates": templates, "evidence": evidence}
+    if preference is not None:
+        named["preference"] = preference
+    for name, value in named.items():
+        check_tensor(value, name)
+        if not value.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {value.dtype}; use .float()")
+    if templates.dim() < 2 or 0 in templates.shape[-2:]:
+        raise ValueError(f"templates must be (..., n, d), not empty, got {tuple(templates.shape)}")
+    n, d = templates.shape[-2:]
+    if evidence.dim() < 1 or evidence.shape[-1] != d:
+        raise ValueError(
+            f"evidence must be (..., {d}) for templates of {d} coordinates, "
+            f"got {tuple(evidence.shape)}"
+        )
+    if preference is not None and (preference.dim() < 1 or preference.shape[-1] != n):
+        raise ValueError(
+            f"preference must be (..., {n}), one for each template, got {tuple(preference.shape)}"
+        )
+    if mask is not None:
+        check_tensor(mask, "mask")
+        if mask.dtype != torch.bool or mask.dim() < 1 or mask.shape[-1] != n:
+            raise ValueError(
+                f"mask must be bool (..., {n}), True = takes part, "
+                f"got {mask.dtype} {tuple(mask.shape)}"
+            )
+    leading = [
+        value.shape[:-2] if name == "templates" else value.shape[:-1]
+        for name, value in named.items()
+    ]
+    try:
+        torch.broadcast_shapes(*leading)
+    except RuntimeError:
+        shown = ", ".join(f"{name} {tuple(value.shape)}" for name, value in named.items())
+        raise ValueError(f"the leading axes do not broadcast: {shown}") from None
+
+
+def _check_finite(templates: Tensor, preference: Tensor, evidence: Tensor) -> None:
+    for name, value in (
+        ("templates", templates),
+        ("preference", preference),
+        ("evidence", evidence),
+    ):
+        if has(~value.detach().isfinite()):
+            raise ValueError(f"{name} must be finite; they hold NaN or infinity")
+    if has(preference.detach() < 0):
+        raise ValueError(
+            "preference must be >= 0; pass weights, not scores (their exponential, or a softmax)"
+        )
