@@ -21,7 +21,7 @@ from fenchel.dual.problem import Problem, make_problem
 from fenchel.kernels.operators import register_vmap
 from fenchel.solution import Status
 
-TOLERANCE = 1e-18  # of the gap, which is the square of what the weights are off by
+TOLERANCE = 1e-26  # of the gap, which is the square of what the weights are off by
 _MOST = 700.0  # e^700 is finite
 
 
@@ -171,15 +171,17 @@ def assemble(
     steps = torch.zeros_like(potential, dtype=torch.int64)
     status = torch.full_like(steps, int(Status.OK))
     if exact is not None:
-        log_weights, _, steps, status = exact
+        log_weights, gap, steps, status = exact
         weights = weights + (log_weights.exp() - weights).detach()  # whose gap was measured
     about = weights @ problem.templates
     apart = target - about
-    divergence = (weights * (scores - potential.unsqueeze(-1))).sum(-1)
+    divergence = (weights * (scores - potential.unsqueeze(-1))).sum(-1)  # of w(lam) from u
     pull = 0.5 * (reliability * apart.square()).sum(-1)
     price = 0.5 * (multiplier.square() / reliability).sum(-1)
-    off = apart - multiplier / reliability
-    gap = 0.5 * (reliability * off.square()).sum(-1) if exact is None else exact[1]
+    if exact is None:
+        gap = 0.5 * (reliability * (apart - multiplier / reliability).square()).sum(-1).detach()
+    else:
+        divergence = divergence + gap  # KL(w, w(lam)): the solved weights are not quite w(lam)
     status = torch.where(problem.empty, torch.full_like(status, int(Status.EMPTY)), status)
     prior = problem.preference @ problem.templates + problem.centre
     return Estimate(
@@ -188,7 +190,7 @@ def assemble(
         mean=problem.out(about + problem.centre).to(problem.dtype),
         objective=problem.out(pull + divergence),
         dual_value=problem.out((multiplier * target).sum(-1) - price - potential),
-        gap=problem.out(gap.detach()),
+        gap=problem.out(gap),
         steps=problem.out(steps),
         status=problem.layout.unpack(status),
         prior_mean=problem.out(prior).to(problem.dtype),
@@ -231,7 +233,7 @@ def _minimise(
     operands = (templates, log_preference, target, reliability)
     lead = templates.shape[:-2]
     templates, log_preference, target, reliability = (
-        x.reshape(-1, *x.shape[-2:]) for x in operands
+        x.reshape(lead.numel(), *x.shape[-2:]) for x in operands
     )
     rows = reduced(templates, log_preference, target, reliability)
     found = newton.minimise(rows, tolerance, max_steps)
@@ -355,6 +357,8 @@ def _curvature_solve(
 ) -> Tensor:
     """The same in bounded memory: dw of newton.py with residual reliability <t, right>."""
     reliability = reliability.expand(*weights.shape[:2], 1)
+    if not weights.numel():
+        return torch.zeros_like(right)
     rows = reduced(templates, weights, right, reliability).prepared()
     parts = []
     for part in newton.parts(rows):  # its preference holds the weights, its target the right side

@@ -78,6 +78,8 @@ class Rows:
         """
         n, k = self.templates.shape[1:]
         rows = self.log_preference.shape[1]
+        if not self.log_preference.numel():
+            return self
         lengths = self.templates.square().sum(-1).amax(-1)  # (g)
         steps = (1 + lengths[:, None, None] * self.reliability).amax().sqrt()
         iterative = bool(steps < (100 if rows >= _SHARED else k / 8)) and k > 8
@@ -106,6 +108,8 @@ class Rows:
 
 def minimise(problem: Rows, tolerance: float, max_steps: int) -> Solved:
     """In parts of bounded memory, each to its own last step."""
+    if not problem.log_preference.numel():
+        return _minimise(problem, tolerance, 0)
     solved = [_minimise(part, tolerance, max_steps) for part in parts(problem.prepared())]
     fields = zip(*(vars(one).values() for one in solved), strict=True)
     return Solved(*(joined(list(field), problem) for field in fields))
@@ -125,8 +129,6 @@ def parts(problem: Rows) -> Iterator[Rows]:
 def joined(made: list[Tensor], problem: Rows) -> Tensor:
     """What was made of the parts, (g, m, ...) again."""
     groups, rows = problem.log_preference.shape[:2]
-    if not made:
-        return problem.reliability.new_empty(groups, rows)
     tail = made[0].shape[2:]
     flat = torch.cat([one.reshape(-1, *tail) for one in made])
     return flat.reshape(groups, rows, *tail)
@@ -202,14 +204,16 @@ class _Best:
         self.stalled = torch.zeros_like(self.steps)  # steps with neither value nor gap smaller
 
     def live(self, index: Tensor, tolerance: float) -> Tensor:
-        wrong = ~(self.gap[:, index] <= tolerance * self.scale[:, index])
-        return wrong & (self.stalled[:, index] < _PATIENCE)
+        gap, scale = self.gap[:, index], self.scale[:, index]
+        patience = torch.where(gap <= _ENOUGH * scale, 1, _PATIENCE)
+        return ~(gap <= tolerance * scale) & (self.stalled[:, index] < patience)
 
     def take(self, index: Tensor, live: Tensor, before: _Point, point: _Point) -> None:
         self.steps[:, index] += live
         better = live & ~(point.gap >= self.gap[:, index])
         fell = before.objective - point.objective > 1e-13 * point.scale
-        self.stalled[:, index] = (self.stalled[:, index] + 1).masked_fill(better | fell, 0)
+        closer = point.gap < 0.25 * self.gap[:, index]
+        self.stalled[:, index] = (self.stalled[:, index] + 1).masked_fill(closer | fell, 0)
         group, row = better.nonzero(as_tuple=True)
         to = index[row]
         self.log_weights[group, to] = point.log_weights[group, row]
