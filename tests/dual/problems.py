@@ -42,7 +42,7 @@ def draw(seed: int, most_templates: int = 256, most_axes: int = 512) -> Problem:
         templates = templates + 3 * normal(d)  # far from zero
     templates = templates / templates.norm(dim=1).max() * 10 ** (5 * uniform(1) - 2)
     if uniform(1) < 0.2:
-        templates[n // 2 :] = templates[0]  # many are the same
+        templates[n // 2 :] = templates[0].clone()  # many are the same
     preference = 10 ** (-12 * uniform(n)) if uniform(1) < 0.5 else torch.ones(n, dtype=F64)
     if uniform(1) < 0.4:
         preference = preference * (uniform(n) < 0.8)

@@ -36,6 +36,7 @@ _ENTRIES = 2**22  # numbers of the largest temporary
 _CACHED = 2**17  # numbers of a temporary that is gone through again and again
 _SHARED = 8  # rows from which on a product with shared templates is a matrix product
 _ENOUGH = 1e-12  # of the gap, relative to the scale of its terms
+_LEAST = -800.0  # log-weights: their exponential is zero, and from below it is far to come back
 _PATIENCE = 6  # steps without progress: rounding is all that is left
 
 
@@ -235,6 +236,7 @@ def _step(problem: Rows, point: _Point, live: Tensor) -> _Point:
     slack = 1e-14 * point.scale
     for _ in range(_LINES):
         trial = point.log_weights + size.unsqueeze(-1) * direction
+        trial = where(point.log_weights > -torch.inf, trial.clamp_min(_LEAST), -torch.inf)
         moved = _Point(problem, torch.log_softmax(trial, -1))
         short = live & (moved.objective > point.objective - _FALL * size * slope + slack)
         if not bool(short.any()):

@@ -1,4 +1,4 @@
-"""Pictures of `fenchel bench integrals` and `fenchel bench continuous`, from their JSON."""
+"""Pictures of `fenchel bench integrals`, `continuous` and `dual`, from their JSON."""
 
 from __future__ import annotations
 
@@ -114,8 +114,45 @@ def layer_curves(document: dict[str, Any]) -> Iterator[draw.Curve]:
         yield draw.Curve(label, x, y, color, marker=marker)
 
 
+# ---- dual
+
+
+def _solvers(document: dict[str, Any]) -> Callable[[Figure], None]:
+    settings = document["settings"]
+    title = f"Exact estimates of {settings['rows']} rows to a gap of {settings['gap']:g}"
+
+    def paint(canvas: Figure) -> None:
+        ax = canvas.subplots()
+        ax.set_title(title)
+        for curve in solver_curves(document):
+            look: Any = {"color": curve.color, "linestyle": curve.dash, "marker": curve.marker}
+            ax.plot(curve.x, curve.y, label=curve.label, markersize=4, **look)
+        ax.set(xlabel="reliability", ylabel="seconds", xscale="log", yscale="log")
+        _grid(ax)
+        ax.legend(labelcolor=draw.INK)
+
+    return paint
+
+
+def solver_curves(document: dict[str, Any]) -> Iterator[draw.Curve]:
+    methods = dict.fromkeys(e["method"] for e in document["results"])
+    looks = zip(
+        (draw.FAINT, draw.VERMILION, draw.GREEN, draw.BLUE, draw.BLUE), "^sDoo", strict=True
+    )
+    for method, (color, marker) in zip(methods, looks, strict=True):
+        points = [
+            (e["reliability"], e["seconds"])
+            for e in document["results"]
+            if e["method"] == method and e["seconds"] is not None
+        ]
+        x, y = ([point[i] for point in points] for i in (0, 1))
+        dash = ":" if method.endswith("rounding") else "-"
+        yield draw.Curve(method, x, y, color, dash=dash, marker=marker)
+
+
 _Picture = Callable[[dict[str, Any]], Callable[[Figure], None]]
 _PICTURES: dict[str, tuple[_Picture, tuple[float, float]]] = {
     "integrals": (_errors, (9.6, 3.6)),
     "continuous": (_layers, (5.4, 3.6)),
+    "dual": (_solvers, (5.4, 3.6)),
 }

@@ -1,0 +1,97 @@
+"""The benchmark of the estimation problem measures what it says. No test depends on a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fenchel import dual as estimation
+from fenchel.bench import dual
+from fenchel.bench import dual_methods as methods
+from fenchel.bench.attention_rounds import Rounds
+from fenchel.cli import app
+
+TINY = dual.Sweep(
+    tokens=9, width=12, heads=3, reliabilities=(1.0, 10.0), rounds=Rounds(1, 1, 0.1), seed=3
+)
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return json.loads(json.dumps(dual.run(TINY).as_json()))
+
+
+def test_every_method_reaches_the_gap(document: dict[str, Any]) -> None:
+    found = [(e["reliability"], e["method"]) for e in document["results"]]
+    assert found == [(a, name) for a in (1.0, 10.0) for name in methods.METHODS]
+    for entry in document["results"]:
+        assert entry["error"] == ""
+        assert 0 <= entry["largest_gap"] <= 1e-8
+        assert entry["seconds"] > 0
+    assert document["settings"]["rows"] == 27
+    assert document["settings"]["templates"] == [9, 12]
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_methods_stop_where_the_exact_multiplier_is(name: str, monkeypatch: Any) -> None:
+    """A gap of 1e-20 leaves nothing to differ by; a loose one stops earlier."""
+    layer = methods.synthetic(9, 12, 3, seed=0)
+    tight, loose = (methods.METHODS[name](layer, 2.0, gap) for gap in (1e-16, 1e-2))
+    assert tight.gap <= 1e-13
+    if name.startswith(methods.OURS):
+        return
+    assert loose.iterations < tight.iterations
+    assert loose.gap > tight.gap
+
+
+def test_the_dual_of_the_gradient_methods_is_the_estimates() -> None:
+    layer = methods.synthetic(9, 12, 3, seed=0)
+    exact = estimation.estimate(layer.templates, None, layer.evidence, 2.0)
+    value, gradient = methods._Dual(layer, 2.0).slope(exact.multiplier)
+    torch.testing.assert_close(value, exact.dual_value, rtol=1e-12, atol=1e-12)
+    assert gradient.abs().max() < 1e-9
+
+
+def test_listings_name_every_method(document: dict[str, Any]) -> None:
+    made = dual.listings(document)
+    assert [len(listing.rows) for listing in made] == [len(methods.METHODS)] * 2
+    assert made[0].rows[3][2] == "1"
+
+
+def test_command_writes_json_and_picture(tmp_path: Path) -> None:
+    out = tmp_path / "dual.json"
+    result = CliRunner().invoke(app, ["bench", "dual", "--quick", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(out.read_text())["bench"] == "dual"
+    assert (tmp_path / "dual.svg").read_text().startswith("<?xml")
+    result = CliRunner().invoke(app, ["bench", "dual", "--model", str(tmp_path)])
+    assert result.exit_code != 0
+    assert "go together" in result.output
+
+
+def test_layer_of_a_model_gives_its_own_attention(tmp_path: Path) -> None:
+    """softmax(<t, z>) is the model's attention (CLAIMS D-E19a)."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3,
+        intermediate_size=16, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BertModel(config).eval()
+    model.save_pretrained(tmp_path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    layer = methods.of_model(tmp_path, "a b c d e f", layer=1, tokens=6)
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(
+        "a b c d e f", return_tensors="pt", truncation=True, max_length=6
+    )
+    with torch.no_grad():
+        wanted = model.double()(**ids, output_attentions=True).attentions[1][0]  # (heads, n, n)
+    found = estimation.first_order(layer.templates, None, layer.evidence, 1.0).weights
+    torch.testing.assert_close(found.unflatten(0, (3, 6)), wanted, rtol=1e-9, atol=1e-12)
