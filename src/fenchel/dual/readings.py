@@ -10,6 +10,7 @@ reliability = 1 / (strength noise^2), where noise is the deviation of the eviden
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from fenchel.dual.problem import checked_reliability, make_problem
 from fenchel.solution import Status
 
 _SEARCH = 80  # steps for the reliability; bisection alone halves its logarithm's bracket each time
-_LEAST, _MOST = 1e-12, 1e12  # reliabilities searched; a target beyond is out of reach
+_LEAST, _MOST = 1e-12, 1e6  # reliability |t|^2 searched; a target beyond is out of reach
 
 
 class WithinRadius(NamedTuple):
@@ -58,8 +59,8 @@ def within_radius(
     """min KL(p, u) over the p with |mean_u + evidence - sum_i p_i t_i| <= radius.
 
     Operands as for `estimate`; radius > 0, a number or (...). The preference itself where the
-    evidence is no longer than the radius. Status INFEASIBLE, and the nearest mean that a very large
-    reliability gives, where the templates' hull is farther away than the radius.
+    evidence is no longer than the radius. Status INFEASIBLE, and what the largest reliability tried
+    gives (1e6 over the squared size of the templates), where their hull is farther than the radius.
 
     >>> templates = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> found = within_radius(templates, None, torch.tensor([0.4], dtype=torch.float64), 0.1)
@@ -93,6 +94,12 @@ class _Problem(NamedTuple):
     goal: Tensor
     mask: Tensor | None
 
+    def squared_size(self) -> Tensor:
+        """Of the templates, about their middle; broadcasts with the batch."""
+        templates = self.templates.detach().double()
+        apart = templates - templates.mean(-2, keepdim=True)
+        return apart.square().sum(-1).nan_to_num(0.0).amax(-1).clamp_min(1e-300)
+
     def correction(self, strength: Tensor) -> tuple[Tensor, Tensor]:
         """The factor of Newton's step for the reliability, and log(distance / goal).
 
@@ -119,15 +126,17 @@ def _search(problem: _Problem) -> tuple[Tensor, Tensor, Tensor]:
     """
     goal = problem.goal
     free = problem.evidence.detach().double().norm(dim=-1).expand(goal.shape) <= goal
-    low, high = torch.full_like(goal, _LEAST).log(), torch.full_like(goal, _MOST).log()
-    now = torch.zeros_like(goal)
+    unit = -problem.squared_size().log().expand(goal.shape)  # where reliability |t|^2 is one
+    low, high = unit + math.log(_LEAST), unit + math.log(_MOST)
+    beyond = ~free & (problem.correction(torch.where(free, unit, high).exp())[1] > 0)
+    settled, now = free | beyond, unit
     for _ in range(_SEARCH):
         factor, off = problem.correction(now.exp())
         low, high = torch.where(off > 0, now, low), torch.where(off <= 0, now, high)
-        done = free | (off.abs() <= 1e-14) | (high - low <= 1e-13)
+        done = settled | (off.abs() <= 1e-14) | (high - low <= 1e-13)
         if bool(done.all()):
             break
         newton = now + factor.log()
         inside = (newton > low) & (newton < high)
         now = torch.where(done, now, torch.where(inside, newton, (low + high) / 2))
-    return now.exp(), free, ~free & (off > 1e-9)
+    return torch.where(beyond, unit + math.log(_MOST), now).exp(), free, beyond
