@@ -74,7 +74,7 @@ def test_compiler_is_named_without_its_directory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_bench_maps_prints_ratios_and_writes_json(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "maps.json"
+    out = tmp_path / "maps.json"
     sizes = ["--rows", "16", "--length", "8", "--repeats", "2"]
     result = run(app, ["bench", "maps", "--quick", *sizes, "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -161,10 +161,18 @@ def test_other_missing_modules_are_not_explained_away(monkeypatch: pytest.Monkey
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
     blocked = tmp_path / "file" / "sub"
-    for arguments in (
-        ["tour", "--out", str(blocked)],
-        ["bench", "maps", "--out", f"{blocked}/x.json"],
-    ):
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 2
-        assert "cannot make the folder" in result.output.replace("\n", " ")
+    result = CliRunner().invoke(app, ["tour", "--out", str(blocked)])
+    assert result.exit_code == 2
+    assert "cannot make the folder" in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("command", ["maps", "attention", "integrals", "continuous"])
+def test_figures_go_into_a_folder_that_is_there(tmp_path, command):
+    """A misspelt one is refused before the work, not made."""
+    out = tmp_path / "misspelt" / "x.json"
+    result = CliRunner().invoke(
+        app, ["bench", command, "--quick", "--out", str(out)], env={"COLUMNS": "500"}
+    )
+    assert result.exit_code == 2
+    assert "there is no folder" in result.output
+    assert not out.parent.exists()

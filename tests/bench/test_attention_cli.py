@@ -31,7 +31,7 @@ def test_help_shows_an_example() -> None:
 
 
 def test_quick_prints_tables_and_writes_json_and_picture(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "attention.json"
+    out = tmp_path / "attention.json"
     arguments = ["bench", "attention", "--quick", "--threads", "1", "--out", str(out)]
     result = run(app, arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
@@ -84,7 +84,7 @@ def test_without_matplotlib_the_json_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["attention.json"]
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run(app, ["bench", "attention", "--out", str(tmp_path / "file" / "x.json")])
     assert result.exit_code == 2

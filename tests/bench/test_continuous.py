@@ -208,7 +208,7 @@ def test_quick_prints_tables_and_writes_json_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(continuous, "QUICK", replace(TINY, threads=None))
-    out = tmp_path / "new" / "continuous.json"
+    out = tmp_path / "continuous.json"
     arguments = ["bench", "continuous", "--quick", "--threads", "1", "--out", str(out)]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
@@ -236,7 +236,7 @@ def test_without_matplotlib_the_json_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["continuous.json"]
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for command in ("continuous", "integrals"):
         result = CliRunner().invoke(

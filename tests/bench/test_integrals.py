@@ -233,7 +233,7 @@ def test_quick_prints_tables_and_writes_json_and_picture(
 ) -> None:
     monkeypatch.setattr(integrals, "QUICK", TINY)
     monkeypatch.setattr(Neighbours, "share", lambda self: 0.5)
-    out = tmp_path / "new" / "integrals.json"
+    out = tmp_path / "integrals.json"
     arguments = ["bench", "integrals", "--quick", "--out", str(out)]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output

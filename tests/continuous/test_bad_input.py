@@ -213,8 +213,61 @@ def test_grids_and_cells():
     with pytest.raises(ValueError, match="low < high") as caught:
         fc.cell_centers(2, low=1.0, high=0.0)
     assert_says(caught, "1.0", "0.0")
-    with pytest.raises(ValueError, match="positive definite"):
-        fc.GaussianBasis.grid(2, -0.1, 2)
+    for kind in (fc.GaussianBasis, fc.ParaboloidBasis):
+        with pytest.raises(ValueError, match=r"variance must be a finite number > 0, got -0\.1"):
+            kind.grid(2, -0.1, 2)
+
+
+def test_messages_name_what_was_given():
+    """The argument at fault, as the caller knows it, and only what is allowed there."""
+    weights, positions = torch.ones(4), fc.cell_centers(4)
+    start = fc.fit_mixture(weights, positions, 3)
+    for call, error, words in (
+        (lambda: fc.select_mixture(weights, positions, 3, start=start), TypeError, "Random"),
+        (lambda: fc.select_mixture(weights, positions, 0), ValueError, "max_modes must be >= 1"),
+        (lambda: fc.select_mixture(weights, positions, 5), ValueError, "max_modes must be at most"),
+        (lambda: fc.fit_mixture(weights, positions, 5), ValueError, "modes must be at most"),
+        (
+            lambda: fc.match_moments(weights, positions, fc.TsallisGaussian),
+            ValueError,
+            "needs alpha",
+        ),
+        (start.entropy, NotImplementedError, "entropy of a mixture"),
+        (lambda: start.cdf(torch.zeros(1)), NotImplementedError, "count samples"),
+        (lambda: start.components.cdf(torch.zeros(1)), NotImplementedError, "count samples"),
+    ):
+        with pytest.raises(error) as caught:
+            call()
+        assert_says(caught, words)
+        assert "a mixture, got" not in str(caught.value)
+
+
+def test_a_regression_without_ridge_counts_the_positions_alone():
+    positions, basis = fc.cell_centers(3, 3), fc.GaussianBasis.grid(7, 0.01, 2)
+    with pytest.raises(
+        ValueError, match="9 positions and the border of the padding do not"
+    ) as caught:
+        fc.ValueFit(positions, basis, ridge=0.0, padding=True)
+    assert_says(caught, "49 basis functions")
+
+
+def test_batches_that_do_not_fit_are_named():
+    values = fc.fit_values(
+        torch.zeros(4, 9, 2), fc.cell_centers(9), fc.GaussianBasis.grid(3, 0.1, 1)
+    )
+    density = fc.Gaussian(torch.zeros(3, 1), torch.eye(1))
+    with pytest.raises(ValueError, match="do not broadcast") as caught:
+        values.expect(density)
+    assert_says(caught, "(3,)", "(4, 9, 2)", "features[:, None]")
+
+
+def test_bases_and_values_can_be_read():
+    values = fc.fit_values(
+        torch.zeros(4, 9, 2), fc.cell_centers(9), fc.GaussianBasis.grid(3, 0.1, 1)
+    )
+    assert repr(fc.ParaboloidBasis.grid(3, 0.1, 2)) == "ParaboloidBasis(9 functions, d 2)"
+    wanted = "ValueFit(9 positions, GaussianBasis(3 functions, d 1), ridge 0.01)"
+    assert repr(values) == f"Values(features (4, 9, 2), {wanted})"
 
 
 def test_targets_of_the_loss():

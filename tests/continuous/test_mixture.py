@@ -330,7 +330,7 @@ def test_random_starts_repeat_with_their_generator():
     ]
     assert torch.equal(fits[0].components.mean, fits[1].components.mean)
     # As many means as positions are drawn without any twice.
-    data = em._data(torch.ones(5), torch.randn(5, 2), 5, 1, 1e-6)
+    data = em._data(torch.ones(5), torch.randn(5, 2), 1, 1e-6, modes=5)
     mean = fc.Random(3).parameters(data, 5).mean
     assert mean.shape == (3, 5, 2)
     assert all(len(one.unique(dim=0)) == 5 for one in mean)

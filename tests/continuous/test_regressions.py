@@ -194,7 +194,7 @@ def test_a_row_that_sees_nothing_gives_zeros():
 
 
 def test_learned_alpha_reaches_every_mode():
-    alpha = torch.tensor(2.0, requires_grad=True)
+    alpha = torch.nn.Parameter(torch.tensor(2.0))
     layer = fl.nn.ContinuousAttention1d(fl.Tsallis(alpha), functions=6, modes=2)
     layer(torch.randn(2, 10, 3), torch.randn(2, 10)).context.square().sum().backward()
     assert alpha.grad.isfinite()

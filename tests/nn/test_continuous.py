@@ -214,3 +214,208 @@ def test_shapes_on_the_meta_device(regularizer, modes):
     context = layer(features, scores)[0]
     assert context.is_meta
     assert context.shape == (2, 5)
+
+
+# ---- precision and devices
+
+
+def _halves(kind, reference, *inputs):
+    """The largest error in bfloat16 relative to the largest value, and that of rounding alone."""
+    half = [x.bfloat16() for x in inputs]
+    exact = copy.deepcopy(reference).double()(*(x.double() for x in half))
+    found = kind.bfloat16()(*half)
+    exact, found = (getattr(x, "context", x) for x in (exact, found))
+    assert found.dtype == torch.bfloat16
+    rounded = (exact.bfloat16() - exact).abs().max()
+    return (found - exact).abs().max() / exact.abs().max(), rounded / exact.abs().max()
+
+
+@pytest.mark.parametrize("modes", [1, 2])
+def test_half_precision_is_computed_in_float32(modes):
+    """The answer of a layer in bfloat16 is wrong by its own rounding and no more."""
+    features, scores = _inputs(196, batch=4, channels=8, dtype=torch.float32)
+    layer = fl.nn.ContinuousAttention2d((14, 14), fl.Tsallis(2.0), modes=modes)
+    error, rounding = _halves(copy.deepcopy(layer), layer, features, scores)
+    assert error <= 1.1 * rounding
+    cast = copy.deepcopy(layer).half()
+    assert cast.basis.centers.dtype == torch.float32
+    assert cast.double().basis.centers.dtype == DOUBLE
+
+
+def test_values_of_half_precision_positions():
+    features, positions = torch.randn(25, 3), fc.cell_centers(5, 5).bfloat16()
+    basis = fc.GaussianBasis.grid(3, 0.1, 2)
+    half = fc.GaussianBasis(basis.centers.bfloat16(), basis.covariances.bfloat16())
+    same = fc.GaussianBasis(half.centers.float(), half.covariances.float())
+    fits = [
+        fc.fit_values(features, positions, half),
+        fc.fit_values(features, positions.float(), same),
+    ]
+    assert torch.equal(*(values.coefficients for values in fits))
+
+
+@pytest.mark.parametrize(
+    "given", [("float64", "float64"), ("float32", "float64")], ids=["both", "scores"]
+)
+def test_wider_inputs_than_the_layer_are_refused(given):
+    features, scores = _inputs(9)
+    layer = fl.nn.ContinuousAttention2d((3, 3), functions=4)
+    arguments = [
+        x.to(getattr(torch, name)) for x, name in zip((features, scores), given, strict=True)
+    ]
+    with pytest.raises(TypeError, match=r"float64.*float32.*layer\.double\(\)"):
+        layer(*arguments)
+    density = copy.deepcopy(layer).double()(features, scores).density
+    with pytest.raises(TypeError, match=r"density in torch\.float64"):
+        layer(features.float(), density)
+
+
+@pytest.mark.parametrize("start", ["made there", "moved there"])
+def test_back_from_the_meta_device(start):
+    features, scores = _inputs(9, dtype=torch.float32)
+    wanted = fl.nn.ContinuousAttention2d((3, 3), fl.Tsallis(2.0), functions=4)
+    with torch.device("meta" if start == "made there" else "cpu"):
+        layer = fl.nn.ContinuousAttention2d((3, 3), fl.Tsallis(2.0), functions=4)
+    layer = layer.to("meta")
+    assert layer.basis.centers.is_meta
+    layer = layer.to_empty(device="cpu")
+    assert torch.equal(layer(features, scores).context, wanted(features, scores).context)
+
+
+def test_a_transformer_layer_back_from_the_meta_device():
+    wanted = fl.nn.ContinuousTransformerLayer(8, 2, functions=5)
+    with torch.device("meta"):
+        layer = fl.nn.ContinuousTransformerLayer(8, 2, functions=5)
+    assert layer.values.basis.centers.is_meta
+    layer = layer.to_empty(device="cpu")
+    layer.load_state_dict(wanted.state_dict())
+    tokens = torch.randn(2, 20, 8)
+    assert torch.equal(layer(tokens), wanted(tokens))
+
+
+def test_a_basis_without_values_cannot_come_back():
+    with torch.device("meta"):
+        layer = fl.nn.ContinuousAttention1d(functions=fc.GaussianBasis.grid(4, 0.1, 1))
+    with pytest.raises(ValueError, match="has no values; pass a number of functions"):
+        layer.to_empty(device="cpu")
+
+
+# ---- what trains, and what can be set later
+
+
+def test_a_learned_alpha_is_a_parameter():
+    features, scores = _inputs(10, dtype=torch.float32)
+    alpha = torch.nn.Parameter(torch.tensor(1.5))
+    layer = fl.nn.ContinuousAttention1d(fl.Tsallis(alpha), functions=6)
+    assert [name for name, _ in layer.named_parameters()] == ["regularizer.alpha"]
+    assert list(layer.state_dict()) == ["regularizer.alpha"]
+    layer(features, scores).context.square().sum().backward()
+    assert alpha.grad.abs() > 0
+
+
+@pytest.mark.parametrize("modes", [1, 2])
+def test_one_alpha_for_all_or_one_a_head(modes):
+    features, scores = _inputs(10, dtype=torch.float32)
+    one = fl.nn.ContinuousAttention1d(fl.nn.LearnedTsallis(1), functions=6, modes=modes)
+    fixed = fl.nn.ContinuousAttention1d(fl.Tsallis(1.5), functions=6, modes=modes)
+    torch.testing.assert_close(one(features, scores).context, fixed(features, scores).context)
+    heads = fl.nn.ContinuousAttention1d(fl.nn.LearnedTsallis(2), functions=6, modes=modes)
+    many = torch.stack([scores, -scores], 1).unsqueeze(2)  # (batch, heads, queries, L)
+    context = heads(features[:, None, None], many).context
+    assert context.shape == (3, 2, 1, 5)
+    torch.testing.assert_close(context[:, 0, 0], fixed(features, scores).context)
+    with pytest.raises(ValueError, match=r"alpha must broadcast.*\(3,\), got \(2, 1\)"):
+        heads(features, scores)
+
+
+@pytest.mark.parametrize(("name", "value"), [("ridge", 1e3), ("padding", False)])
+def test_what_is_set_later_counts(name, value):
+    features, scores = _inputs(9)
+    layer = fl.nn.ContinuousAttention2d((3, 3), functions=4).double()
+    before = layer(features, scores).context
+    setattr(layer, name, value)
+    wanted = fl.nn.ContinuousAttention2d((3, 3), functions=4, **{name: value}).double()
+    assert torch.equal(layer(features, scores).context, wanted(features, scores).context)
+    assert not torch.equal(layer(features, scores).context, before)
+
+
+def test_a_basis_set_later_counts():
+    features, scores = _inputs(9)
+    layer, other = (fl.nn.ContinuousAttention2d((3, 3), functions=n).double() for n in (4, 9))
+    before = layer(features, scores).context
+    layer.basis = other.basis
+    assert torch.equal(layer(features, scores).context, other(features, scores).context)
+    assert not torch.equal(layer(features, scores).context, before)
+    with pytest.raises(ValueError, match="d = 2, got 1"):
+        layer.basis = fc.GaussianBasis.grid(4, 0.1, 1)
+
+
+# ---- masks
+
+
+@pytest.mark.parametrize("modes", [1, 2])
+def test_scores_of_minus_infinity_are_a_mask(modes):
+    features, scores = _inputs(9)
+    layer = fl.nn.ContinuousAttention2d((3, 3), fl.Tsallis(2.0), functions=4, modes=modes).double()
+    mask = torch.arange(9) < torch.tensor([[9], [5], [0]])
+    dirty = torch.where(mask.unsqueeze(-1), features, torch.nan)
+    infinite = torch.where(mask, scores, -torch.inf).requires_grad_()
+    masked = layer(dirty, scores.requires_grad_(), mask)  # EM is the same code for both
+    found = layer(dirty, infinite)
+    assert torch.equal(found.context, masked.context)
+    assert torch.equal(found.density.mean, masked.density.mean)
+    assert torch.equal(found.context[2], torch.zeros(5, dtype=DOUBLE))
+    found.context.square().sum().backward()
+    assert infinite.grad.isfinite().all()
+    every = torch.func.vmap(lambda f, s: layer(f, s).context)(dirty, infinite.detach())
+    torch.testing.assert_close(every, masked.context, rtol=1e-8, atol=1e-8)
+
+
+def test_a_row_that_sees_nothing_claims_no_place():
+    """Its density is that of even weights, whatever the hidden scores are."""
+    features, scores = _inputs(9)
+    layer = fl.nn.ContinuousAttention2d((3, 3), functions=4).double()
+    mask = torch.tensor([True, False, True])[:, None].expand(3, 9)
+    density = layer(features, scores, mask).density
+    even = fc.match_moments(torch.ones(9), fc.cell_centers(3, 3).double(), fc.Gaussian)
+    torch.testing.assert_close(density.mean[1], even.mean)
+    torch.testing.assert_close(density.covariance_matrix[1], even.covariance_matrix)
+
+
+def test_several_queries_need_an_axis_of_the_features():
+    """(B, B, L) would broadcast with (B, L, channels), queries against examples."""
+    features, scores = _inputs(9)
+    layer = fl.nn.ContinuousAttention2d((3, 3), functions=4).double()
+    many = torch.stack([scores, 2 * scores, -scores], 1)
+    with pytest.raises(ValueError, match=r"\(3, 9, 5\).*\(3, 3\).*features\[:, None\]"):
+        layer(features, many)
+    context = layer(features[:, None], many).context
+    torch.testing.assert_close(context[:, 0], layer(features, scores).context)
+    alone = layer(features[0], scores).context  # one image, many densities
+    torch.testing.assert_close(alone[0], context[0, 0])
+
+
+@pytest.mark.parametrize("garbage", [1e6, torch.nan])
+def test_masked_tokens_reach_no_other(garbage):
+    torch.manual_seed(0)
+    layer = fl.nn.ContinuousTransformerLayer(8, 2, functions=16)
+    tokens, mask = torch.randn(2, 100, 8), torch.arange(100).expand(2, 100) < 60
+    other = torch.where(mask.unsqueeze(-1), tokens, garbage)
+    assert torch.equal(layer(tokens, mask)[:, :60], layer(other, mask)[:, :60])
+    layer(other, mask)[mask].square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_the_regression_leaves_masked_tokens_out():
+    """As if there were no position: not a token that is zero."""
+    fit = fl.nn.ContinuousAttention1d(functions=6, padding=False).double()._fit((20,))
+    mask = torch.arange(20) % 3 > 0
+    alone = fc.ValueFit(fit.positions[mask], fit.basis, fit.ridge).operator
+    found = fit.masked(mask)
+    torch.testing.assert_close(found[mask], alone, rtol=1e-10, atol=1e-12)
+    assert (found[~mask] == 0).all()
+    assert (fit.masked(torch.zeros(20, dtype=torch.bool)) == 0).all()
+    torch.testing.assert_close(fit.masked(mask | ~mask), fit.operator, rtol=1e-12, atol=1e-14)
+    layer = fl.nn.ContinuousTransformerLayer(4, 1, functions=4)
+    with pytest.raises(ValueError, match=r"mask must be bool \(2, 5\), True = attend"):
+        layer(torch.zeros(2, 5, 4), torch.ones(5, dtype=torch.bool))

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+import fenchel as fl
 import fenchel.continuous as fc
 from fenchel.report import attention_map, layers, overlay
 from fenchel.report.layers import MASSES, Numbers, layer_of
@@ -201,6 +202,48 @@ def test_cells_without_weight_are_fenced_off() -> None:
     corners = {(round(4 * r), round(5 * c)) for r, c in line}
     assert corners == {(1, 2), (1, 3), (2, 2), (2, 3)}
     assert len(line) == 4 * 2
+
+
+def test_only_an_edge_is_a_whole_line() -> None:
+    """Told apart in the legend and on the map, also without colour or width."""
+    figure = attention_map(GREY, paraboloid())
+    (legend,) = figure.legends
+    for lines in (figure.axes[1].lines, legend.get_lines()):
+        broken = [line.is_dashed() for line in lines]
+        assert broken == [True, True, False]
+        patterns = {line._unscaled_dash_pattern for line in lines}  # type: ignore[attr-defined]
+        assert len({str(pattern) for pattern in patterns}) == 3
+
+
+def test_titles_keep_off_the_edge(tmp_path: Any) -> None:
+    for things in (paraboloid(), {"two\nlines": one_hot(0, 0)}, paraboloid(1.05)):
+        figure = attention_map(GREY, things)
+        figure.savefig(tmp_path / "map.png", dpi=100)
+        height = figure.bbox.height
+        top = max(ax.title.get_window_extent().y1 for ax in figure.axes[:2])
+        assert height - top > 0.05 * figure.dpi
+
+
+@pytest.mark.parametrize(("row", "share"), [(0.45, 1.0), (1.0, 0.5), (1.05, 0.25), (1.3, 0.0)])
+def test_a_density_beside_the_image_says_so(row: float, share: float) -> None:
+    density = fc.Gaussian(torch.tensor([row, 0.5]).double(), 0.0055 * torch.eye(2).double())
+    layer = layer_of(density)
+    assert layer.on_image == pytest.approx(share, abs=2e-3)
+    title = attention_map(GREY, {"name": density}).axes[1].get_title()
+    notes = {
+        0.25: "name\n(25 % of it on the image)",
+        0.0: "name\n(less than 1 % of it on the image)",
+    }
+    if row != 1.0:  # at the very half either is right
+        assert title == notes.get(share, "name")
+
+
+def test_what_a_layer_returns_can_be_drawn() -> None:
+    layer = fl.nn.ContinuousAttention2d((4, 4), fl.Tsallis(2.0), functions=4)
+    features, scores = torch.randn(2, 16, 3), torch.randn(2, 16)
+    assert layer_of(layer(features[0], scores[0])).title == "Paraboloid"
+    with pytest.raises(ValueError, match=r"what\.density must be one.*\(2,\).*what\.density\[0\]"):
+        attention_map(GREY, layer(features, scores))
 
 
 # ---- one scale

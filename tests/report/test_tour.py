@@ -27,6 +27,7 @@ TITLES = (
     "Timings",
     "Attention",
     "Continuous attention",
+    "Attention as estimation",
 )
 
 

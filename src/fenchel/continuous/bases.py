@@ -6,12 +6,13 @@ A basis knows its values at points and its expectations under the densities of t
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, check_whole, has
+from fenchel._numerics import check_tensor, check_whole, compute_dtype, has
 from fenchel.continuous import expectations, matrices
 from fenchel.continuous.densities import Density, Paraboloid
 from fenchel.continuous.overlap import under_tsallis as overlap
@@ -67,6 +68,7 @@ class GaussianBasis:
         cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0
     ) -> Self:
         """count^dim equal functions in the cells' centres of [low, high]^dim."""
+        _check_variance(variance)
         return cls(cell_centers(*[count] * dim, low=low, high=high), variance * torch.eye(dim))
 
     def __call__(self, points: Tensor) -> Tensor:
@@ -76,6 +78,9 @@ class GaussianBasis:
 
     def __len__(self) -> int:
         return int(self.centers.shape[0])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} functions, d {self.centers.shape[1]})"
 
     def to(self, *target: Any, **options: Any) -> Self:
         """As `Tensor.to`."""
@@ -118,6 +123,7 @@ class ParaboloidBasis:
         cls, count: int, variance: float, dim: int, low: float = 0.0, high: float = 1.0
     ) -> Self:
         """count^dim equal functions of that variance, centred in the cells of [low, high]^dim."""
+        _check_variance(variance)
         centers = cell_centers(*[count] * dim, low=low, high=high)
         one = Paraboloid.from_covariance(centers[0], variance * torch.eye(dim))
         return cls(centers, one.scale)
@@ -128,6 +134,9 @@ class ParaboloidBasis:
 
     def __len__(self) -> int:
         return int(self.centers.shape[0])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} functions, d {self.centers.shape[1]})"
 
     def to(self, *target: Any, **options: Any) -> Self:
         """As `Tensor.to`."""
@@ -195,7 +204,13 @@ def _checked(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tenso
         )
     if has(~centers.detach().isfinite()):
         raise ValueError("centers must be finite; they hold NaN or infinity")
+    centers = centers.to(compute_dtype(centers.dtype))  # half precision: in float32, as everywhere
     return centers, squares.to(centers.dtype).expand(n, d, d)
+
+
+def _check_variance(variance: float) -> None:
+    if not 0 < variance < math.inf:
+        raise ValueError(f"variance must be a finite number > 0, got {variance}")
 
 
 def _check_dim(density: Density, centers: Tensor) -> None:

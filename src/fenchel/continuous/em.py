@@ -125,9 +125,10 @@ def fit_mixture(
 
     iterations: all of them are done, and differentiated; with a `tolerance`, at most so many,
         until the log-likelihood of every member of the batch gains less.
-    start: `Regions()` by default, `Random(restarts)` (the best is kept), or a mixture.
+    start: `Regions()` by default, `Random(restarts)` (the best is kept), or a mixture. `Random` is
+        random from call to call unless it has a generator.
     regularizer: mixing = argmax <log mass, p> - Omega(p). Shannon, the default, is ordinary EM;
-        `Tsallis(2.0)` drops modes of little mass.
+        with `Tsallis(2.0)` a mode whose log mass falls 1 or more behind the largest gets nothing.
     family: `Paraboloid` gives sparse modes with the moments of the Gaussian ones.
 
     >>> import fenchel.continuous as fc
@@ -137,7 +138,7 @@ def fit_mixture(
     tensor([0.2500, 0.7500])
     """
     _check_tolerance(tolerance)
-    data = _data(weights, positions, modes, iterations, floor)
+    data = _data(weights, positions, iterations, floor, modes=modes)
     regularizer = Shannon() if regularizer is None else regularizer
     begun = _begin(start, data, modes)
     made = _iterate(begun, data, iterations, tolerance, regularizer)
@@ -161,29 +162,32 @@ def _check_tolerance(tolerance: float | None) -> None:
         raise ValueError(f"tolerance must be a finite number >= 0 or None, got {tolerance}")
 
 
-def _data(weights: Tensor, positions: Tensor, modes: int, iterations: int, floor: float) -> Data:
-    check_whole(modes, "modes", 1)
+def _data(weights: Tensor, positions: Tensor, iterations: int, floor: float, **most: int) -> Data:
+    """most: the number of modes, under the name that the caller gave it."""
     check_whole(iterations, "iterations", 0)
     weights, positions = checked_weights(weights, positions)
-    if modes > len(positions):
-        raise ValueError(
-            f"modes must be at most the number of positions, {len(positions)}, got {modes}"
-        )
+    for name, modes in most.items():
+        check_whole(modes, name, 1)
+        if modes > len(positions):
+            raise ValueError(
+                f"{name} must be at most the number of positions, {len(positions)}, got {modes}"
+            )
     least = least_variance(positions, floor)
     origin = positions.detach().mean(0)  # far from zero, squares would lose the digits
     return Data(normalised(weights), positions - origin, origin, least)
 
 
-def _starting(start: Start | None, usual: Start) -> Start:
+def _starting(start: Start | None, usual: Start, allowed: str) -> Start:
     start = usual if start is None else start
     if isinstance(start, type) or not hasattr(start, "parameters"):
-        raise TypeError(f"start must be Regions(), Random() or a mixture, got {start!r}")
+        raise TypeError(f"start must be {allowed}, got {start!r}")
     return start
 
 
 def _begin(start: Start | Mixture | None, data: Data, modes: int) -> Parameters:
     if not isinstance(start, Mixture):
-        return _starting(start, Regions()).parameters(data, modes)
+        allowed = "Regions(), Random() or a mixture"
+        return _starting(start, Regions(), allowed).parameters(data, modes)
     if start.mixing.shape[-1] != modes:
         raise ValueError(f"the start has {start.mixing.shape[-1]} modes, asked for {modes}")
     if start.dim != data.positions.shape[-1]:
@@ -361,7 +365,8 @@ def select_mixture(
     """The mixture of 1 to `max_modes` modes with the least -2 L sum_l w_l log p(t_l) + penalty.
 
     L is the number of positions, weights sum to one. `penalty`: a price for each mode, `AIC()`,
-    `BIC()`, `MDL()`, or a function of (modes, dim, positions). Starts: `Random(3)` by default.
+    `BIC()`, `MDL()`, or a function of (modes, dim, positions). start: `Random(3)` by default, which
+    differs from call to call; `Random(3, generator)` or `Regions()` do not.
     Each member of the batch has its own number, `mixture.modes`; mixing weights beyond it are 0.
 
     >>> import fenchel.continuous as fc
@@ -378,8 +383,9 @@ def select_mixture(
         raise TypeError(
             f"penalty must be a number, AIC(), BIC(), MDL() or a function, got {price!r}"
         )
-    data = _data(weights, positions, max_modes, iterations, floor)
-    start = _starting(start, Random())
+    data = _data(weights, positions, iterations, floor, max_modes=max_modes)
+    allowed = "Regions() or Random(), which start any number of modes"
+    start = _starting(start, Random(), allowed)
     found, criteria = [], []
     for modes in range(1, max_modes + 1):
         begun = (Regions() if modes == 1 else start).parameters(data, modes)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from fenchel._numerics import check_tensor, has, where
-from fenchel.continuous.densities import Density
+from fenchel.continuous.densities import NO_CDF, Density
 from fenchel.continuous.support import Union
 from fenchel.regularizers import Regularizer
 from fenchel.solve import solve
@@ -101,6 +101,17 @@ class Mixture(Distribution):
         raise NotImplementedError(
             "a mixture has no rsample; use sample, or those of its components"
         )
+
+    def entropy(self) -> Tensor:
+        """Refused: it has no closed form."""
+        raise NotImplementedError(
+            "the entropy of a mixture has no closed form; -log_prob(sample((n,))).mean(0) "
+            "estimates Shannon's, and components.entropy() is that of each mode"
+        )
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Refused, as for its components."""
+        raise NotImplementedError(NO_CDF)
 
     def log_likelihood(self, weights: Tensor, positions: Tensor) -> Tensor:
         """sum_l w_l log p(t_l), weights (..., L) divided by their sum (CLAIMS F-E5.16). (...)"""

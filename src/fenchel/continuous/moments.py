@@ -85,8 +85,12 @@ def match_moments(
     if family not in (Gaussian, Paraboloid, TsallisGaussian):
         raise TypeError(f"family must be Gaussian, Paraboloid or TsallisGaussian, got {family!r}")
     needs_alpha = issubclass(family, TsallisGaussian)
-    if needs_alpha != (alpha is not None):
-        raise ValueError("alpha goes with TsallisGaussian, and with it alone")
+    if needs_alpha and alpha is None:
+        raise ValueError("TsallisGaussian needs alpha, from 1 to 4: pass alpha=1.5")
+    if not needs_alpha and alpha is not None:
+        raise ValueError(
+            f"{family.__name__} has an alpha of its own; alpha={alpha} goes with TsallisGaussian"
+        )
     mean, covariance = weighted_moments(weights, positions, floor)
     if needs_alpha:
         return family.from_covariance(mean, covariance, alpha)  # type: ignore[call-arg, arg-type]

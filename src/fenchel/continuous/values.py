@@ -34,33 +34,47 @@ class ValueFit:
             raise ValueError(
                 "padding needs positions in [0, 1]^d; scale them, or use padding=False"
             )
+        positions = positions.to(compute_dtype(positions.dtype))
         self.positions, self.basis, self.ridge, self.padding = positions, basis, ridge, padding
         self.at_positions = basis(positions)  # F', (L, N)
-        self.operator = self._operator()  # G, (L, N)
+        self.operator = self._operator(self.at_positions.to(certificate_dtype(positions.device)))
 
-    def _operator(self) -> Tensor:
-        points = self.positions
-        if self.padding and not points.is_meta:  # on meta the border cannot be found, nor seen
-            points = torch.cat([points, border(points)])
-        at = self.basis(points).to(certificate_dtype(points.device))  # F', (L', N)
+    def masked(self, mask: Tensor) -> Tensor:
+        """G of the regression on those positions alone where mask (..., L) holds. (..., L, N)
+
+        Its rows are zero elsewhere; without any position all of it is.
+        """
+        at = self.at_positions.to(certificate_dtype(self.positions.device))
+        return self._operator(at * mask.unsqueeze(-1))
+
+    def _operator(self, at: Tensor) -> Tensor:
+        """G, from F' at the positions, with rows of zeros for those left out. (..., L, N)"""
         gram = at.mT @ at
-        eye = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+        if self.padding and not at.is_meta:  # on meta the border cannot be found, nor seen
+            around = self.basis(border(self.positions)).to(at.dtype)
+            gram = gram + around.mT @ around
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         factor, info = torch.linalg.cholesky_ex(gram + self.ridge * eye)
-        if self.ridge == 0 and _is_singular(gram):
+        if self.ridge == 0 and has(_is_singular(gram)):
+            border_too = " and the border of the padding" if self.padding else ""
             raise ValueError(
-                f"without a ridge {len(points)} positions do not determine {gram.shape[0]} basis "
-                "functions; give a ridge > 0, more positions or fewer functions"
+                f"without a ridge {len(self.positions)} positions{border_too} do not determine "
+                f"{gram.shape[-1]} basis functions; give a ridge > 0, more positions or fewer "
+                "functions"
             )
         if has(info != 0):
             raise ValueError(
                 f"the regression is singular at ridge {self.ridge}; use a larger ridge"
             )
-        solved = torch.cholesky_solve(at[: len(self.positions)].mT, factor).mT
-        return solved.to(compute_dtype(self.positions.dtype))
+        return torch.cholesky_solve(at.mT, factor).mT.to(self.positions.dtype)
 
     def __call__(self, features: Tensor) -> Values:
         """features (..., L, channels)"""
         return Values(features, self)
+
+    def __repr__(self) -> str:
+        last = f"ridge {self.ridge}{', padding' if self.padding else ''}"
+        return f"ValueFit({len(self.positions)} positions, {self.basis}, {last})"
 
 
 class Values:
@@ -80,23 +94,44 @@ class Values:
     @property
     def coefficients(self) -> Tensor:
         """B', (..., N, channels)"""
-        return self.fit.operator.to(self.features.dtype).mT @ self.features
+        return weighted(self.fit.operator.mT, self.features)
 
     def __call__(self, points: Tensor) -> Tensor:
         """V at points (P, d). (..., P, channels)"""
         operator = self.fit.operator
-        at = self.fit.basis(points).to(operator.dtype) @ operator.mT
-        return at.to(self.features.dtype) @ self.features
+        at = self.fit.basis(points).to(operator.dtype)
+        with full_precision(at):
+            weights = at @ operator.mT  # (P, L)
+        return weighted(weights, self.features)
 
     def expect(self, density: Any, tolerance: float | None = None) -> Tensor:
-        """E[V] under each density; its batch broadcasts with the features'. (..., channels)"""
+        """E[V] under each density; its batch broadcasts with the features'. (..., channels)
+
+        For several densities of each example give the features an axis for them:
+        features[:, None] (B, 1, L, channels) with densities (B, Q) gives (B, Q, channels).
+        """
+        _check_batches(density.batch_shape, self.features)
         return self.combine(density.expect(self.fit.basis, tolerance))
 
     def combine(self, expected: Tensor) -> Tensor:
         """From expected basis functions (..., N). (..., channels)"""
+        _check_batches(expected.shape[:-1], self.features)
         with full_precision(expected):
             weights = expected.to(self.fit.operator.dtype) @ self.fit.operator.mT  # (..., L)
-        return (weights.to(self.features.dtype).unsqueeze(-2) @ self.features).squeeze(-2)
+        return weighted(weights.unsqueeze(-2), self.features).squeeze(-2)
+
+    def __repr__(self) -> str:
+        return f"Values(features {tuple(self.features.shape)}, {self.fit})"
+
+
+def weighted(weights: Tensor, features: Tensor) -> Tensor:
+    """weights (..., P, L) @ features (..., L, channels), in the features' dtype.
+
+    Half precision is computed in float32, as everywhere.
+    """
+    dtype = compute_dtype(features.dtype)
+    with full_precision(features):
+        return (weights.to(dtype) @ features.to(dtype)).to(features.dtype)
 
 
 def fit_values(
@@ -136,6 +171,17 @@ def _check_positions(positions: Tensor, basis: Basis) -> None:
         raise ValueError("positions must be finite; they hold NaN or infinity")
 
 
-def _is_singular(gram: Tensor) -> bool:
-    values = torch.linalg.eigvalsh(gram)
-    return bool(values[0] <= len(gram) * torch.finfo(gram.dtype).eps * values[-1])
+def _check_batches(batch: torch.Size, features: Tensor) -> None:
+    try:
+        torch.broadcast_shapes(batch, features.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"densities of batch {tuple(batch)} do not broadcast with features "
+            f"{tuple(features.shape)}, whose batch is {tuple(features.shape[:-2])}; for several "
+            "densities of each example pass features[:, None]"
+        ) from None
+
+
+def _is_singular(gram: Tensor) -> Tensor:
+    values: Tensor = torch.linalg.eigvalsh(gram)
+    return values[..., 0] <= gram.shape[-1] * torch.finfo(gram.dtype).eps * values[..., -1]

@@ -11,32 +11,33 @@ import torch
 from torch import Tensor
 from torch.nn import Dropout, LayerNorm, Linear, Module
 
-from fenchel._numerics import check_whole, transformed
+from fenchel._numerics import check_whole, compute_dtype, has, readable, transformed
 from fenchel.continuous import (
     Density,
-    Gaussian,
     GaussianBasis,
     Mixture,
-    Paraboloid,
     ParaboloidBasis,
     Regions,
-    TsallisGaussian,
     ValueFit,
     cell_centers,
     fit_mixture,
-    match_moments,
     select_mixture,
 )
 from fenchel.continuous.em import Penalty, Start
+from fenchel.continuous.values import weighted
+from fenchel.nn.continuous_density import Member, even_where_empty
 from fenchel.nn.multihead import MultiheadAttention
-from fenchel.regularizers import Regularizer, Shannon, Tsallis
-from fenchel.solve import solve
+from fenchel.nn.regularizer import as_module
+from fenchel.regularizers import Regularizer, Shannon
 
 Basis = GaussianBasis | ParaboloidBasis
 
 
 class Attended(NamedTuple):
-    """context (..., channels) and the density it is an expectation under."""
+    """context (..., channels), in the features' dtype, and the density it is an expectation under.
+
+    Where nothing is seen the context is zero and the density that of even weights.
+    """
 
     context: Tensor
     density: Density | Mixture
@@ -59,9 +60,11 @@ class Select:
 class _ContinuousAttention(Module):
     """What one and two dimensions share."""
 
+    regularizer: Module  # calling it gives the Regularizer in use
+
     def __init__(
         self,
-        regularizer: Regularizer,
+        regularizer: Regularizer | Module,
         functions: int | Basis,
         ridge: float,
         padding: bool,
@@ -69,74 +72,106 @@ class _ContinuousAttention(Module):
         dim: int,
     ) -> None:
         super().__init__()
-        self.regularizer = regularizer
-        _Member(regularizer)  # says at once what it cannot do
         if not isinstance(modes, Select):
             check_whole(modes, "modes", 1)
-        self.modes = modes
-        self.basis = _own_basis(functions, dim)
         if not 0 <= ridge < math.inf:
             raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
-        self.ridge, self.padding = ridge, padding
-        self._fits: dict[tuple[int, ...], ValueFit] = {}
-        if self.basis.centers.shape[1] != dim:
-            raise ValueError(f"the basis must have d = {dim}, got {self.basis.centers.shape[1]}")
+        self.modes, self.ridge, self.padding, self._dim = modes, ridge, padding, dim
+        self.basis = _own_basis(functions, dim)
+        if isinstance(functions, int):
+            self._place(torch.get_default_device(), self.basis.centers.dtype)
+        self.regularizer = regularizer  # type: ignore[assignment]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "regularizer":  # a module, as in MultiheadAttention: what it holds trains
+            value = as_module(value).to(self.basis.centers.device)
+            Member(value())  # says at once what it cannot do
+        super().__setattr__(name, value)
+
+    @property
+    def basis(self) -> Basis:
+        """What the values are written in, on the module's device and in float32 or float64."""
+        return self._basis
+
+    @basis.setter
+    def basis(self, basis: Basis) -> None:
+        if basis.centers.shape[1] != self._dim:
+            raise ValueError(f"the basis must have d = {self._dim}, got {basis.centers.shape[1]}")
+        self._given = basis  # as it was made: neither a cast nor the meta device can spoil it
+        self._place(basis.centers.device, basis.centers.dtype)
+
+    def _place(self, device: torch.device, dtype: torch.dtype) -> None:
+        if self._given.centers.is_meta and device.type != "meta":
+            raise ValueError(
+                "the basis was made on the meta device and has no values; pass a number of "
+                "functions, or set layer.basis to one that has some before moving the layer"
+            )
+        self._basis = self._given.to(device=device, dtype=compute_dtype(dtype))
+        self._fits: dict[Any, ValueFit] = {}
 
     def _fit(self, shape: tuple[int, ...]) -> ValueFit:
         """The regression for a grid of that shape, made once where it can serve later calls."""
-        if shape in self._fits:
-            return self._fits[shape]
+        key = (shape, self.ridge, self.padding)
+        if key in self._fits:
+            return self._fits[key]
         if 0 in shape:
             raise ValueError("features must have at least one position")
         with torch.inference_mode(False):
             positions = cell_centers(*shape).to(self.basis.centers)
             fit = ValueFit(positions, self.basis, self.ridge, self.padding)
         if not transformed() and not fit.operator.requires_grad:
-            self._fits[shape] = fit
+            self._fits[key] = fit
         return fit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """The basis moves with the module; regressions are made again where they are needed."""
+        """The basis moves with the module, never below float32; regressions are made again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        target = fn(self.basis.centers)
-        if target.device != self.basis.centers.device or target.dtype != self.basis.centers.dtype:
-            self.basis = self.basis.to(target)
-            self._fits = {}
+        now = self.basis.centers
+        target = fn(now)
+        if target.device != now.device or compute_dtype(target.dtype) != now.dtype:
+            self._place(target.device, target.dtype)
         return self
 
     def _attend(
         self, features: Tensor, what: Any, mask: Tensor | None, shape: tuple[int, ...]
     ) -> Attended:
         fit = self._fit(shape)
-        if mask is not None:
-            _check_mask(mask, shape)
-            features = torch.where(mask.unsqueeze(-1), features, features.new_zeros(()))
-        density = what
+        values = fit(features)
+        self._check_precision(features, "features")
+        density, seen = what, None
         if isinstance(what, Tensor):
-            density = self.density(what, shape, mask)
+            seen = self._seen(what, mask, shape)
+            density = self._density(what, seen, shape)
         elif not isinstance(what, Density | Mixture):
             raise TypeError(f"scores must be a tensor or a density, got {type(what).__name__}")
         elif mask is not None:
             raise ValueError("a mask goes with scores; a density has its own support")
-        context = fit(features).expect(density)
-        if mask is not None:  # a row that sees nothing gives zeros, as everywhere
-            context = torch.where(mask.any(-1, keepdim=True), context, context.new_zeros(()))
+        self._check_precision(density.mean, "density")
+        _check_batches(features, density.batch_shape)
+        if seen is None:
+            return Attended(values.expect(density), density)
+        values = fit(torch.where(seen.unsqueeze(-1), features, features.new_zeros(())))
+        context = values.expect(density)
+        # a row that sees nothing gives zeros, as everywhere
+        context = torch.where(seen.any(-1, keepdim=True), context, context.new_zeros(()))
         return Attended(context, density)
 
     def density(
         self, scores: Tensor, shape: tuple[int, ...], mask: Tensor | None = None
     ) -> Density | Mixture:
-        """From scores (..., L) over the cells of a grid: weights by softmax, then moments."""
-        if scores.shape[-1:].numel() != math.prod(shape):
-            raise ValueError(
-                f"scores must be (..., {math.prod(shape)}) for a grid of {shape}, "
-                f"got {tuple(scores.shape)}"
-            )
+        """From scores (..., L) over the cells of a grid: weights by softmax, then moments.
+
+        mask: bool (..., L), True = attend; a score of -inf is masked too. A row that sees nothing
+        gets the density of even weights over all positions.
+        """
+        return self._density(scores, self._seen(scores, mask, shape), shape)
+
+    def _density(
+        self, scores: Tensor, seen: Tensor | None, shape: tuple[int, ...]
+    ) -> Density | Mixture:
         positions = self._fit(shape).positions
-        if mask is not None:  # where nothing is seen, any density does: its context is dropped
-            mask = mask | ~mask.any(-1, keepdim=True)
-        weights = solve(scores, Shannon(), base=mask).weights
-        member = _Member(self.regularizer)
+        weights = even_where_empty(scores, seen)
+        member = Member(self.regularizer())
         if self.modes == 1:
             return member.matched(weights, positions)
         if isinstance(self.modes, Select):
@@ -153,8 +188,34 @@ class _ContinuousAttention(Module):
             mixture = fit_mixture(weights, positions, self.modes, start=Regions())
         return member.mixture(mixture)
 
+    def _seen(self, scores: Tensor, mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+        """Which positions each row may attend to; None where it is known to be all of them."""
+        cells = math.prod(shape)
+        if scores.shape[-1:].numel() != cells or scores.dim() == 0:
+            raise ValueError(
+                f"scores must be (..., {cells}) for a grid of {shape}, got {tuple(scores.shape)}"
+            )
+        self._check_precision(scores, "scores")
+        if mask is not None and (mask.dtype != torch.bool or mask.shape[-1:] != (cells,)):
+            raise ValueError(
+                f"mask must be bool (..., {cells}), True = attend, "
+                f"got {mask.dtype} {tuple(mask.shape)}"
+            )
+        allowed = scores.detach() != -math.inf
+        if mask is not None:
+            return mask & allowed
+        return allowed if not readable(scores) or has(~allowed) else None
+
+    def _check_precision(self, given: Tensor, name: str) -> None:
+        own = self.basis.centers.dtype
+        if given.dtype == torch.float64 and own != torch.float64:
+            raise TypeError(
+                f"{name} in torch.float64 but the layer in {own}, which would be the precision of "
+                f"the answer; call layer.double(), or pass {name} in float32"
+            )
+
     def extra_repr(self) -> str:
-        return f"{self.regularizer}, functions={len(self.basis)}, modes={self.modes}"
+        return f"functions={len(self.basis)}, modes={self.modes}"
 
 
 class ContinuousAttention1d(_ContinuousAttention):
@@ -165,7 +226,12 @@ class ContinuousAttention1d(_ContinuousAttention):
     >>> context.shape
     torch.Size([8, 64])
 
-    regularizer: `Shannon()` a Gaussian, `Tsallis(2.0)` a paraboloid, other alphas as they are.
+    The weights are the softmax of the scores, whatever the regulariser: that chooses the family of
+    the density which has their mean and covariance.
+
+    regularizer: `Shannon()` a Gaussian, `Tsallis(2.0)` a paraboloid, other alphas as they are; or a
+        module whose `forward()` returns one, such as `LearnedTsallis(1)`. What it learns is the
+        layer's.
     functions: how many Gaussians the values are written in, or a basis.
     ridge, padding: of the regression (`fenchel.continuous.ValueFit`).
     modes: 1, K (weighted EM from K regions), or `Select(...)`.
@@ -173,7 +239,7 @@ class ContinuousAttention1d(_ContinuousAttention):
 
     def __init__(
         self,
-        regularizer: Regularizer | None = None,
+        regularizer: Regularizer | Module | None = None,
         functions: int | Basis = 32,
         ridge: float = 0.01,
         padding: bool = True,
@@ -185,7 +251,12 @@ class ContinuousAttention1d(_ContinuousAttention):
     def forward(
         self, features: Tensor, scores: Tensor | Density | Mixture, mask: Tensor | None = None
     ) -> Attended:
-        """features (..., L, channels); scores (..., L), or densities (...); mask True = attend."""
+        """features (..., L, channels); scores (..., L), or densities (...) -> context, density.
+
+        mask: bool (..., L), True = attend; a score of -inf is masked too. Features at masked
+        positions count as zero. Positions are those of the length that is passed, L.
+        For several queries of each example: features[:, None], scores (batch, queries, L).
+        """
         if features.dim() < 2:
             raise ValueError(f"features must be (..., L, channels), got {tuple(features.shape)}")
         return self._attend(features, scores, mask, (features.shape[-2],))
@@ -199,14 +270,15 @@ class ContinuousAttention2d(_ContinuousAttention):
     >>> density.support.level.shape
     torch.Size([8])
 
-    grid: rows and columns of the features; the other arguments as in `ContinuousAttention1d`, but
+    grid: rows and columns of the features, which come row by row: `maps.flatten(2).mT` for maps
+    (batch, channels, rows, columns). The other arguments as in `ContinuousAttention1d`, but
     `functions` must be a square.
     """
 
     def __init__(
         self,
         grid: tuple[int, int],
-        regularizer: Regularizer | None = None,
+        regularizer: Regularizer | Module | None = None,
         functions: int | Basis = 100,
         ridge: float = 0.01,
         padding: bool = True,
@@ -223,7 +295,10 @@ class ContinuousAttention2d(_ContinuousAttention):
     def forward(
         self, features: Tensor, scores: Tensor | Density | Mixture, mask: Tensor | None = None
     ) -> Attended:
-        """features (..., rows * columns, channels); scores (..., rows * columns), or densities."""
+        """features (..., L, channels); scores (..., L), or densities (...) -> context, density.
+
+        L = rows * columns; mask and further axes as in `ContinuousAttention1d`.
+        """
         return self._attend(features, scores, mask, self.grid)
 
 
@@ -232,7 +307,8 @@ class ContinuousTransformerLayer(Module):
 
     The tokens of a sequence are written in N functions, V(t) = B psi(t); attention mixes the rows
     of B, N^2 pairs however long the sequence is, and V is read again at the tokens. What N
-    functions cannot express passes by on the residual path. (Proposed as future work in paper 004.)
+    functions cannot express passes by on the residual path. (Future work of Farinhas' *Visual
+    Attention with Sparse and Continuous Transformations*, 2021.)
 
     >>> layer = fl.nn.ContinuousTransformerLayer(64, 4, functions=32)
     >>> layer(torch.randn(2, 1000, 64)).shape
@@ -244,7 +320,7 @@ class ContinuousTransformerLayer(Module):
         embed_dim: int,
         num_heads: int,
         functions: int | Basis = 64,
-        regularizer: Regularizer | None = None,
+        regularizer: Regularizer | Module | None = None,
         *,
         hidden: int | None = None,
         dropout: float = 0.0,
@@ -254,8 +330,11 @@ class ContinuousTransformerLayer(Module):
         if isinstance(functions, int):
             # A little narrower than apart: wider ones make large coefficients that cancel.
             check_whole(functions, "functions", 1)
-            functions = GaussianBasis.grid(functions, 0.5 / functions**2, 1)
-        self.values = ContinuousAttention1d(functions=functions, padding=False)
+            basis = _grid(functions, 0.5 / functions**2, 1)
+            made = ContinuousAttention1d(functions=basis, padding=False)
+            self.values = made.to(torch.get_default_device())
+        else:
+            self.values = ContinuousAttention1d(functions=functions, padding=False)
         chosen = Shannon() if regularizer is None else regularizer
         self.attention = MultiheadAttention(
             embed_dim, num_heads, dropout=dropout, batch_first=True, regularizer=chosen
@@ -264,64 +343,43 @@ class ContinuousTransformerLayer(Module):
         self.widen, self.narrow = Linear(embed_dim, hidden), Linear(hidden, embed_dim)
         self.dropout = Dropout(dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, L, embed_dim) -> the same"""
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, L, embed_dim) -> the same.
+
+        mask: bool (batch, L), True = attend. Masked tokens take no part in the regression and
+        reach no other; what comes out at them means nothing. Positions are those of the padded
+        length: the same tokens lie elsewhere in [0, 1] when they are padded further.
+        """
         if tokens.dim() != 3:
             raise ValueError(f"tokens must be (batch, L, embed_dim), got {tuple(tokens.shape)}")
         fit = self.values._fit((tokens.shape[1],))
+        operator = fit.operator
+        if mask is not None:
+            if mask.dtype != torch.bool or mask.shape != tokens.shape[:2]:
+                raise ValueError(
+                    f"mask must be bool {tuple(tokens.shape[:2])}, True = attend, "
+                    f"got {mask.dtype} {tuple(mask.shape)}"
+                )
+            tokens = torch.where(mask.unsqueeze(-1), tokens, tokens.new_zeros(()))
+            operator = fit.masked(mask)
         # In units of the functions' heights, coefficients are about as large as tokens.
-        height = fit.basis(fit.basis.centers).diagonal().to(tokens)
-        coefficients = fit(self.before_attention(tokens)).coefficients * height.unsqueeze(-1)
-        mixed, _ = self.attention(coefficients, coefficients, coefficients, need_weights=False)
-        read = (fit.at_positions.to(tokens) / height) @ mixed  # (batch, L, embed_dim)
+        height = fit.basis(fit.basis.centers).diagonal()
+        seen = weighted(operator.mT * height.unsqueeze(-1), self.before_attention(tokens))
+        mixed, _ = self.attention(seen, seen, seen, need_weights=False)
+        read = weighted(fit.at_positions / height, mixed)  # (batch, L, embed_dim)
         tokens = tokens + self.dropout(read)
         inner = torch.nn.functional.gelu(self.widen(self.before_mlp(tokens)))
         made: Tensor = tokens + self.dropout(self.narrow(inner))
         return made
 
 
-class _Member:
-    """The density that belongs to a regulariser of the discrete map."""
-
-    def __init__(self, regularizer: Regularizer) -> None:
-        if isinstance(regularizer, Shannon):
-            self.alpha: float | Tensor = 1.0
-        elif isinstance(regularizer, Tsallis):
-            self.alpha = regularizer.alpha
-        else:
-            raise TypeError(
-                f"continuous attention knows Shannon() and Tsallis(alpha), got {regularizer!r}"
-            )
-        if not (isinstance(regularizer.temperature, float | int) and regularizer.temperature == 1):
-            raise ValueError("the temperature must be 1: divide the scores by it")
-
-    def matched(self, weights: Tensor, positions: Tensor) -> Density:
-        made: Density
-        if isinstance(self.alpha, Tensor) or self.alpha not in (1.0, 2.0):
-            made = match_moments(weights, positions, TsallisGaussian, alpha=self.alpha)
-        else:
-            made = match_moments(weights, positions, Gaussian if self.alpha == 1.0 else Paraboloid)
-        return made
-
-    def mixture(self, gaussians: Mixture) -> Mixture:
-        """The same moments in every mode."""
-        alpha = self.alpha
-        mean, covariance = gaussians.components.mean, gaussians.components.covariance_matrix
-        if isinstance(alpha, Tensor):
-            alpha = alpha.unsqueeze(-1) if alpha.dim() else alpha  # the axis of modes comes last
-        elif alpha == 1.0:
-            return gaussians
-        elif alpha == 2.0:
-            return Mixture(gaussians.mixing, Paraboloid.from_covariance(mean, covariance))
-        made = TsallisGaussian.from_covariance(mean, covariance, alpha)
-        return Mixture(gaussians.mixing, made)
-
-
-def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
-    if mask.dtype != torch.bool or mask.shape[-1:].numel() != math.prod(shape):
+def _check_batches(features: Tensor, batch: torch.Size) -> None:
+    """Fewer axes would be matched from the right, queries against examples."""
+    given = features.shape[:-2]
+    if given.numel() != 1 and len(given) < len(batch):
         raise ValueError(
-            f"mask must be bool (..., {math.prod(shape)}), True = attend, "
-            f"got {mask.dtype} {tuple(mask.shape)}"
+            f"features {tuple(features.shape)} have fewer axes in front than the scores or "
+            f"densities, {tuple(batch)}; for several queries of each example pass features[:, None]"
         )
 
 
@@ -339,4 +397,10 @@ def _own_basis(functions: int | Basis, dim: int) -> Basis:
     count = round(functions ** (1 / dim))
     if count**dim != functions:
         raise ValueError(f"functions must be a {['', '', 'square'][dim]} number, got {functions}")
-    return GaussianBasis.grid(count, 1 / count**2, dim)
+    return _grid(count, 1 / count**2, dim)
+
+
+def _grid(count: int, variance: float, dim: int) -> GaussianBasis:
+    """With values, whatever the default device is: what is made on meta has none to move later."""
+    with torch.device("cpu"):
+        return GaussianBasis.grid(count, variance, dim)

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from fenchel._numerics import check_whole
 from fenchel.continuous import Density, Mixture
+from fenchel.nn.continuous import Attended
 from fenchel.report.layers import Layer, Numbers, as_array, layer_of
 
 if TYPE_CHECKING:  # matplotlib loads when something is drawn
     from matplotlib.figure import Figure
 
-Thing = Density | Mixture | Tensor | ArrayLike
+Thing = Density | Mixture | Attended | Tensor | ArrayLike
 
 _PANEL = 2.7  # inches
+_MARGIN = 0.08  # inches above the titles
 _TALLEST = 2.0  # height over width of a panel, beyond which it gets narrower instead
 
 
@@ -42,13 +44,15 @@ def attention_map(
     image: (H, W, 3) or (H, W); uint8, or floats in [0, 1].
     what: one thing or {title: thing}. A thing is
         weights (rows, columns) >= 0, divided by their sum, drawn cell by cell; or
-        a density or mixture without a batch over [0, 1]^2, in (row, column) from the upper left.
+        a density or mixture without a batch over [0, 1]^2, in (row, column) from the upper left
+        (`layer(features, scores).density[0]`), or what a layer returned without a batch.
     top: the density that gets full colour; by default the largest of all. 1 is even attention.
     columns: panels in a row.
 
-    Thin lines border the smallest regions with 50 % and 90 % of a density's mass: exact ellipses
-    for one density, to about 0.1 % of the mass for a mixture. A thick line is the edge of the
-    support, of cells or of a sparse density; Gaussians have none.
+    A dotted and a dashed line border the smallest regions with 50 % and 90 % of a density's mass:
+    exact ellipses for one density, to about 0.1 % of the mass for a mixture. A whole, thick line is
+    the edge of the support, of cells or of a sparse density; Gaussians have none. A density with
+    less than half of its mass on the image says so below its title.
     """
     picture = checked_image(image)
     layers = _layers(what)
@@ -113,17 +117,20 @@ def _draw(image: Numbers, layers: Mapping[str, Layer], top: float, columns: int)
     rows = -(-count // columns)
     slope = image.shape[0] / image.shape[1]
     width = _PANEL / max(1.0, slope / _TALLEST)
-    size = (columns * width + 1.0, rows * (width * slope + 0.35))
+    title = 0.35 + 0.2 * any(layer.note for layer in layers.values())
+    size = (columns * width + 1.0, rows * (width * slope + title) + _MARGIN)
     figure = Figure(figsize=size, layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     overlay.show_image(axes[0], image)
     axes[0].set_title("image")
-    for ax, (title, layer) in zip(axes[1:], layers.items(), strict=False):
+    for ax, (name, layer) in zip(axes[1:], layers.items(), strict=False):
         overlay.show_layer(ax, image, layer, top)
-        ax.set_title(title)
+        ax.set_title(f"{name}\n({layer.note})" if layer.note else name)
     for ax in axes[count:]:
         ax.remove()
     beyond = any(layer.peak > top for layer in layers.values())
     overlay.color_bar(figure, axes[:count].tolist(), top, beyond)
     overlay.legend(figure, list(layers.values()))
+    top_edge = 1 - _MARGIN / figure.get_size_inches()[1]  # or titles touch it
+    figure.set_layout_engine("compressed", rect=(0, 0, 1, top_edge))
     return figure

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fenchel.continuous import Density, Mixture
+from fenchel.nn.continuous import Attended
 
 Numbers = NDArray[np.float64]
 
 MASSES = (0.5, 0.9)
 SIDE = 320  # points along each axis of a density's field
 _EQUAL_SHARES = 4096  # points of each component from which a mixture's levels are read
+_MOSTLY = 0.5  # with less of its mass on the image a density lies beside it
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Layer:
     title: for a panel without one. values: density in each cell, (rows, columns). peak: the
     largest on the image. mass: for each share of `MASSES`, the border of the smallest region that
     holds so much. edge: the border of the support, where it has one. Lines are (P, 2), their
-    pieces divided by rows of NaN.
+    pieces divided by rows of NaN. on_image: the share of the mass that lies on the image.
     """
 
     title: str
@@ -40,10 +42,21 @@ class Layer:
     smooth: bool = False
     mass: dict[float, Numbers] = field(default_factory=dict)
     edge: Numbers = field(default_factory=lambda: np.empty((0, 2)))
+    on_image: float = 1.0
+
+    @property
+    def note(self) -> str:
+        """For attention that lies for the most part beside the image, where nobody sees it."""
+        if self.on_image >= _MOSTLY:
+            return ""
+        share = f"{100 * self.on_image:.0f}" if self.on_image >= 0.01 else "less than 1"
+        return f"{share} % of it on the image"
 
 
 def layer_of(what: Any, name: str = "what") -> Layer:
     """Weights on a grid, or a density: see `attention_map`. name: of the argument, for errors."""
+    if isinstance(what, Attended):  # what a continuous layer returns
+        what, name = what.density, f"{name}.density"
     if isinstance(what, Density | Mixture):
         return _of_density(what, name)
     return _of_grid(as_array(what, name), name)
@@ -152,7 +165,7 @@ def _of_density(density: Density | Mixture, name: str) -> Layer:
         mass = {share: parts.ellipses(parts.squared_radius(share))[0] for share in MASSES}
     else:
         mass = {share: _contour(values, level) for share, level in _levels(density, parts)}
-    return Layer(_title(density), values, peak, True, mass, _union(parts))
+    return Layer(_title(density), values, peak, True, mass, _union(parts), _on_image(parts))
 
 
 def _check(density: Density | Mixture, name: str) -> None:
@@ -201,16 +214,27 @@ def _prob(density: Density | Mixture, points: Numbers) -> Numbers:
     return found
 
 
-def _levels(density: Density | Mixture, parts: _Parts) -> list[tuple[float, float]]:
-    """Densities above which so much of a mixture lies, from points with equal shares of it.
+def _equal_shares(parts: _Parts) -> Numbers:
+    """Points of which each stands for the same mass of its component. (K, n, 2)
 
     A sunflower's spiral in each component: n radii that hold equal masses, each turned by the
     golden angle against the one before.
     """
     share = (np.arange(_EQUAL_SHARES) + 0.5) / _EQUAL_SHARES
     angle = np.arange(_EQUAL_SHARES, dtype=np.float64) * (math.pi * (3 - math.sqrt(5)))
-    points = parts.points(parts.squared_radius(share), angle)  # (K, n, 2)
-    found = _prob(density, points.reshape(-1, 2))
+    return parts.points(parts.squared_radius(share), angle)
+
+
+def _on_image(parts: _Parts) -> float:
+    """The share of the mass in [0, 1]^2, to about 0.1 %."""
+    points = _equal_shares(parts)
+    inside = ((points >= 0) & (points <= 1)).all(-1).mean(-1)  # (K,)
+    return float((parts.mixing * inside).sum() / parts.mixing.sum())
+
+
+def _levels(density: Density | Mixture, parts: _Parts) -> list[tuple[float, float]]:
+    """Densities above which so much of a mixture lies, from points with equal shares of it."""
+    found = _prob(density, _equal_shares(parts).reshape(-1, 2))
     weight = np.repeat(parts.mixing / _EQUAL_SHARES, _EQUAL_SHARES)
     order = np.argsort(-found)
     above = np.cumsum(weight[order]) / weight.sum()

@@ -27,9 +27,9 @@ _MOST_OPAQUE = 0.8
 
 # White within black is seen on snow and on soil.
 _THIN: dict[str, Any] = {"color": "white", "linewidth": 1.1}
-_LOOKS: dict[float, dict[str, Any]] = {
-    0.5: {**_THIN, "linestyle": "-"},
-    0.9: {**_THIN, "linestyle": (0, (4, 2))},
+_LOOKS: dict[float, dict[str, Any]] = {  # broken, both: an edge alone is a whole line
+    0.5: {**_THIN, "linestyle": (0, (1.5, 2.5))},
+    0.9: {**_THIN, "linestyle": (0, (6, 2.5))},
 }
 _EDGE: dict[str, Any] = {"color": "white", "linewidth": 2.4, "linestyle": "-"}
 _CELLS: dict[str, Any] = {**_EDGE, "linewidth": 1.4}  # round a small cell 2.4 would hide it
