@@ -419,3 +419,13 @@ def test_the_regression_leaves_masked_tokens_out():
     layer = fl.nn.ContinuousTransformerLayer(4, 1, functions=4)
     with pytest.raises(ValueError, match=r"mask must be bool \(2, 5\), True = attend"):
         layer(torch.zeros(2, 5, 4), torch.ones(5, dtype=torch.bool))
+
+
+def test_positions_of_a_wide_layer_are_exact():
+    layer = fl.nn.ContinuousAttention1d(functions=4).double()
+    features, scores = (torch.randn(7, k, dtype=torch.float64) for k in (3, 1))
+    density = layer(features, scores.squeeze(-1))[1]
+    places = (torch.arange(7, dtype=torch.float64) + 0.5) / 7
+    assert float(density.mean) == pytest.approx(
+        float(scores.squeeze(-1).softmax(0) @ places), abs=1e-15
+    )

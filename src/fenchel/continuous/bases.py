@@ -176,7 +176,13 @@ def _away_from_zero(eps: Tensor, least: float) -> Tensor:
     return eps + (eps.clamp_min(least) - eps).detach()
 
 
-def cell_centers(*counts: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+def cell_centers(
+    *counts: int,
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """Centres of the cells of [low, high]^d cut into so many along each axis, the last one fastest.
 
     >>> cell_centers(2)
@@ -188,7 +194,7 @@ def cell_centers(*counts: int, low: float = 0.0, high: float = 1.0) -> Tensor:
     for count in counts:
         check_whole(count, "counts", 1)
     lines = ([low + (high - low) * (i + 0.5) / count for i in range(count)] for count in counts)
-    return torch.tensor(list(itertools.product(*lines)))
+    return torch.tensor(list(itertools.product(*lines)), dtype=dtype, device=device)
 
 
 def _checked(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tensor]:

@@ -117,7 +117,9 @@ class _ContinuousAttention(Module):
         if 0 in shape:
             raise ValueError("features must have at least one position")
         with torch.inference_mode(False):
-            positions = cell_centers(*shape).to(self.basis.centers)
+            positions = cell_centers(
+                *shape, dtype=self.basis.centers.dtype, device=self.basis.centers.device
+            )
             fit = ValueFit(positions, self.basis, self.ridge, self.padding)
         if not transformed() and not fit.operator.requires_grad:
             self._fits[key] = fit
