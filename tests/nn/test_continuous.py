@@ -32,7 +32,7 @@ def test_scores_are_matched_by_their_moments(regularizer, family, alpha):
     features, scores = _inputs(12)
     layer = fl.nn.ContinuousAttention2d((3, 4), regularizer, functions=9).double()
     context, density = layer(features, scores)
-    positions = fc.cell_centers(3, 4).double()
+    positions = fc.cell_centers(3, 4, dtype=torch.float64)
     options = {} if alpha is None else {"alpha": alpha}
     wanted = fc.match_moments(scores.softmax(-1), positions, family, **options)
     assert type(density) is family
@@ -68,7 +68,7 @@ def test_a_line_and_its_mask():
     context, density = layer(dirty, scores, mask)
     assert context.isfinite().all()
     weights = torch.where(mask, scores, -torch.inf).softmax(-1)
-    wanted = fc.match_moments(weights, fc.cell_centers(10).double(), fc.Paraboloid)
+    wanted = fc.match_moments(weights, fc.cell_centers(10, dtype=torch.float64), fc.Paraboloid)
     torch.testing.assert_close(density.mean, wanted.mean, rtol=1e-12, atol=1e-14)
     clean = torch.where(mask.unsqueeze(-1), features, 0.0)
     torch.testing.assert_close(layer(clean, density).context, context, rtol=1e-12, atol=1e-12)
@@ -146,7 +146,7 @@ def test_a_transformer_layer_on_coefficients():
 
 def test_the_transformer_layer_keeps_smooth_sequences():
     """More functions give smooth tokens back ever better; the border is the last to follow."""
-    t = fc.cell_centers(100).double()
+    t = fc.cell_centers(100, dtype=torch.float64)
     smooth = torch.cat([torch.sin(math.pi * k * t) for k in range(1, 5)], -1)
     errors = []
     for functions in (8, 16, 32):
@@ -377,7 +377,7 @@ def test_a_row_that_sees_nothing_claims_no_place():
     layer = fl.nn.ContinuousAttention2d((3, 3), functions=4).double()
     mask = torch.tensor([True, False, True])[:, None].expand(3, 9)
     density = layer(features, scores, mask).density
-    even = fc.match_moments(torch.ones(9), fc.cell_centers(3, 3).double(), fc.Gaussian)
+    even = fc.match_moments(torch.ones(9), fc.cell_centers(3, 3, dtype=torch.float64), fc.Gaussian)
     torch.testing.assert_close(density.mean[1], even.mean)
     torch.testing.assert_close(density.covariance_matrix[1], even.covariance_matrix)
 
