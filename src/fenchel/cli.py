@@ -24,8 +24,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fenchel import __version__
-from fenchel.bench import attention, attention_summary, continuous, integrals, machine, maps
+from fenchel.bench import attention, attention_summary, continuous, dual, integrals, machine, maps
 from fenchel.bench.tables import Listing
+
+_LENS_EXAMPLE = "fenchel lens deviation build/models/minilm --text sentences.txt --out build/lens"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +37,8 @@ app = typer.Typer(
 )
 bench = typer.Typer(no_args_is_help=True, epilog="Example: fenchel bench maps --quick")
 app.add_typer(bench, name="bench", help="Times on this machine, as ratios to plain torch.")
+lens = typer.Typer(no_args_is_help=True, epilog=f"Example: {_LENS_EXAMPLE}")
+app.add_typer(lens, name="lens", help="Audits of pretrained models.")
 
 
 def _print_version(wanted: bool) -> None:
@@ -133,7 +137,7 @@ def bench_maps(
 ) -> None:
     """Time every map, forward and forward+backward, as a ratio to torch.softmax."""
     if out is not None:
-        _make_folder(out.parent)
+        _check_folder(out.parent)
     given = {"rows": rows, "length": length, "repeats": repeats}
     chosen = {name: value for name, value in given.items() if value is not None}
     start = maps.QUICK if quick else maps.Settings()
@@ -170,7 +174,7 @@ def bench_attention(
     full sweep takes about ten minutes on two idle cores.
     """
     if out is not None:
-        _make_folder(out.parent)
+        _check_folder(out.parent)
     sweep = dataclasses.replace(attention.QUICK if quick else attention.FULL, threads=threads)
     if largest is not None:
         try:
@@ -200,11 +204,12 @@ def bench_integrals(
 ) -> None:
     """Error and time of integrals over ellipses: adaptive, a hundred angles, and ours.
 
-    Expectations of Gaussians under truncated paraboloids in the plane (paper 004, Table 4.1), and
-    how the error falls with the number of nodes. One thread; the full run takes about two minutes.
+    Expectations of Gaussians under truncated paraboloids in the plane, as in Table 4.1 of Farinhas,
+    Visual Attention with Sparse and Continuous Transformations (2021), and how the error falls with
+    the number of nodes. One thread; the full run takes about two minutes.
     """
     if out is not None:
-        _make_folder(out.parent)
+        _check_folder(out.parent)
     sweep = integrals.QUICK if quick else integrals.FULL
     with _progress(TaskProgressColumn()) as progress:
         report = integrals.run(sweep, _shares(progress))
@@ -231,12 +236,88 @@ def bench_continuous(
     layer on functions against one on tokens. The full run takes about three minutes.
     """
     if out is not None:
-        _make_folder(out.parent)
+        _check_folder(out.parent)
     chosen = continuous.QUICK if quick else continuous.FULL
     with _progress(TaskProgressColumn()) as progress:
         report = continuous.run(dataclasses.replace(chosen, threads=threads), _shares(progress))
     document = report.as_json()
     _tell(document, continuous.listings(document), out)
+
+
+@bench.command("dual", epilog="Example: fenchel bench dual --model minilm --text story.txt")
+def bench_dual(
+    model: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, exists=True, help="Folder of a BERT. [a random layer]"),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(dir_okay=False, exists=True, help="What the model reads.")
+    ] = None,
+    layer: Annotated[int, typer.Option(min=0, help="Of the model.")] = 2,
+    out: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")] = False,
+) -> None:
+    """Time the exact estimates of one attention layer against gradient methods.
+
+    All heads and queries of the layer to a duality gap of 1e-8, at several reliabilities. The full
+    run takes some minutes, nearly all of them in gradient ascent.
+    """
+    if out is not None:
+        _check_folder(out.parent)
+    if (model is None) != (text is None):
+        raise typer.BadParameter("--model and --text go together")
+    chosen = dual.QUICK if quick else dual.FULL
+    if model is not None and text is not None:
+        made = dual.of_model(model, text.read_text(encoding="utf-8"), layer, chosen.tokens)
+        chosen = dataclasses.replace(chosen, layer=made)
+    with _progress(TaskProgressColumn()) as progress:
+        report = dual.run(chosen, _shares(progress))
+    document = report.as_json()
+    _tell(document, dual.listings(document), out)
+
+
+@lens.command("deviation", epilog=f"Example: {_LENS_EXAMPLE}")
+def lens_deviation(
+    model: Annotated[str, typer.Argument(help="Folder of a BERT or T5, or its name on the hub.")],
+    text: Annotated[
+        Path,
+        typer.Option(exists=True, dir_okay=False, help="A sentence a line; .tsv: first column."),
+    ],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for JSON and pictures.")],
+    count: Annotated[int, typer.Option("--sentences", min=1, help="From the start.")] = 200,
+    attention_kind: Annotated[
+        str, typer.Option("--attention", help="encoder, decoder or cross.")
+    ] = "encoder",
+    scaling: Annotated[
+        float | None, typer.Option(help="Of the templates. [1 / sqrt of a head's size]")
+    ] = None,
+    pictures: Annotated[bool, typer.Option(help="Histograms a layer and a head, as SVG.")] = True,
+) -> None:
+    """How far a model's attention is from the exact estimate that it approximates to first order.
+
+    Writes deviations.json, adding to what other models or kinds of attention left there. A decoder
+    is given the sentence itself, moved on by one. Deviations depend on the templates' scaling.
+    """
+    _make_folder(out)
+    from fenchel.lens import runs
+    from fenchel.report import deviations as picture
+
+    try:
+        with _progress(TaskProgressColumn()) as progress:
+            task = progress.add_task("loading", total=1.0)
+            settings = runs.Settings(model, text, count, attention_kind, scaling)
+            run = runs.run(
+                settings, lambda share: progress.update(task, description="solving", advance=share)
+            )
+    except (ImportError, OSError, TypeError, ValueError) as problem:
+        raise typer.BadParameter(str(problem)) from None
+    _tell({"warning": run.warning}, [picture.listing(run.document)], None)
+    typer.echo(runs.add(run.document, out / "deviations.json"))
+    for path in picture.save_all(run.deviations, out) if pictures else ():
+        typer.echo(path)
 
 
 def _shares(progress: Progress) -> Callable[[str, float], object]:
@@ -324,6 +405,12 @@ def _attention_picture(document: dict[str, Any], path: Path) -> str:
     except ModuleNotFoundError as missing:
         return f'no picture: {missing.name} is missing; pip install -c constraints.txt ".[report]"'
     return str(save_picture(document, path))
+
+
+def _check_folder(folder: Path) -> None:
+    """Before the work; a folder that is not there is more often misspelt than wanted."""
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no folder {folder}; make it first", param_hint="--out")
 
 
 def _make_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from fenchel.nn.preference import (
     UniformPreference,
 )
 from fenchel.nn.regularizer import LearnedTsallis
+from fenchel.nn.transport import TransportAttention
 
 __all__ = [
     "ContentPreference",
@@ -29,6 +30,7 @@ __all__ = [
     "PositionPreference",
     "PreferenceAttention",
     "Select",
+    "TransportAttention",
     "UniformPreference",
     "convert",
 ]

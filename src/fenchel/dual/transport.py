@@ -1,0 +1,342 @@
+"""Estimation with transport in place of the divergence (CLAIMS D-OT, D-E21, D-E35): a preference u
+over templates, a cost M[t, j] of moving what j prefers to t, and
+
+    W(p, u) = min over plans X with row sums p and column sums u of  <M, X> - gamma H(X)
+    min over p of  reliability / 2 |b - sum_t p_t t|^2 + W(p, u)
+    max over lam of  <b, lam> - |lam|^2 / (2 reliability)
+                     - gamma (H(u) + sum_j u_j LSE_t((<t, lam> - M[t, j]) / gamma)).
+
+The two are equal, p = sum_j u_j softmax_t((<t, lam> - M[t, j]) / gamma), and sum_t p_t t =
+b - lam / reliability. The target b is the evidence plus the mean of the true preference, which is
+p at lam = 0 (D-P1). Where similar templates are cheap to reach they share the preference, whether
+they have any of their own or not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_whole, transformed, where
+from fenchel.dual.estimate import Estimate
+from fenchel.dual.transport_attention import dot_product_transport
+from fenchel.dual.transport_newton import ENOUGH, Rows, maximise
+from fenchel.dual.transport_problem import TransportProblem, make_transport
+from fenchel.kernels.operators import register_vmap
+from fenchel.solution import Status
+
+__all__ = [
+    "TruePreference",
+    "dot_product_transport",
+    "transport",
+    "transport_first_order",
+    "true_preference",
+]
+
+TOLERANCE = 1e-18  # of the gap; its root, of the conditions of optimality (transport_newton.py)
+_ENTRIES = 2**18  # numbers of the largest temporary, where nothing is recorded
+_Operands = tuple[Tensor, Tensor, Tensor, Tensor]  # templates, preference, logits, shifts
+
+
+class TruePreference(NamedTuple):
+    """weights (..., N) over the templates, and their mean (..., d)."""
+
+    weights: Tensor
+    mean: Tensor
+
+
+def transport(
+    templates: Tensor,
+    preference: Tensor | None,
+    cost: Tensor | None,
+    evidence: Tensor,
+    reliability: float | Tensor,
+    gamma: float | Tensor,
+    *,
+    mask: Tensor | None = None,
+    tolerance: float = TOLERANCE,
+    max_steps: int = 200,
+) -> Estimate:
+    """The exact solution, by Newton's method; derivatives by the implicit function theorem, twice.
+
+    templates (..., N, d), preference (..., n) >= 0 or None for an even one, cost (..., N, n) >= 0,
+    evidence (..., d), reliability > 0 and gamma > 0, numbers or (...); leading axes broadcast, and
+    what many rows share is not copied: give it size 1 along those axes.
+
+    cost: row t, column j: from the j-th entry of the preference to template t; +inf forbids. Its
+    columns are the templates themselves, or only those that have any preference (n < N). None: the
+    dot-product cost C - <t, t_j>, whose constant C is irrelevant (objectives are those of C = 0)
+    and whose matrix is never formed.
+    preference: divided by its sum.
+    mask (..., N): True = takes part; with n = N it holds for the preference as well. A row in which
+    nothing does gives zeros and status EMPTY.
+    tolerance: of the gap, relative to 1 + the sizes of the problem's terms. Where reliability
+    |t|^2 / gamma exceeds some 1e10 rounding may leave more, with status MAX_STEPS.
+
+    >>> templates = torch.tensor([[0.0, 0.0], [0.0, 0.1], [1.0, 0.0]], dtype=torch.float64)
+    >>> cost = torch.cdist(templates, templates)
+    >>> evidence = torch.tensor([0.3, 0.0], dtype=torch.float64)
+    >>> only_first = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    >>> e = transport(templates, only_first, cost, evidence, 2.0, gamma=0.1)
+    >>> torch.allclose(e.mean, e.prior_mean + evidence - e.multiplier / 2)
+    True
+    >>> bool(e.weights[1] > 0.2)  # as similar as it is, the second template shares
+    True
+    """
+    check_whole(max_steps, "max_steps", 0)
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
+    problem = make_transport(templates, preference, cost, evidence, reliability, gamma, mask)
+    prior = tilted(_operands(problem), torch.zeros_like(problem.evidence))[0]
+    target = prior @ problem.templates + problem.evidence
+    operands = (*_operands(problem), target, problem.strength)
+    found = _maximise(*(x.detach() for x in operands), tolerance, max_steps)
+    if transformed() or torch.compiler.is_compiling():
+        v = _by_steps(operands, found[0])
+    else:
+        v = _Multiplier.apply(*operands, found[0])  # type: ignore[no-untyped-call]
+    return _assemble(problem, prior, target, v, (*found[2:], max(tolerance, ENOUGH)))
+
+
+def transport_first_order(
+    templates: Tensor,
+    preference: Tensor | None,
+    cost: Tensor | None,
+    evidence: Tensor,
+    reliability: float | Tensor,
+    gamma: float | Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> Estimate:
+    """lam = reliability evidence (D-E22): arguments as for `transport`.
+
+    Off by reliability^2 / gamma |Cov evidence| to leading order, in the multiplier. With the
+    dot-product cost it is an average of attentions: `dot_product_transport`.
+    """
+    problem = make_transport(templates, preference, cost, evidence, reliability, gamma, mask)
+    prior = tilted(_operands(problem), torch.zeros_like(problem.evidence))[0]
+    target = prior @ problem.templates + problem.evidence
+    return _assemble(problem, prior, target, problem.strength * problem.evidence)
+
+
+def true_preference(
+    templates: Tensor,
+    preference: Tensor | None,
+    cost: Tensor | None,
+    gamma: float | Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> TruePreference:
+    """argmin over p of W(p, u) = sum_j u_j softmax_t(-M[t, j] / gamma), and its mean (D-P1, D-E38).
+
+    Arguments as for `transport`. It is what no evidence would give, and tends to the preference as
+    gamma -> 0 if M[t, t] < M[s, t] for all s other than t.
+
+    >>> templates = torch.tensor([[0.0], [1.0], [3.0]])
+    >>> true_preference(templates, None, torch.cdist(templates, templates), 0.01).weights
+    tensor([0.3333, 0.3333, 0.3333])
+    """
+    nothing = templates.new_zeros(templates.shape[-1:])
+    problem = make_transport(templates, preference, cost, nothing, 1.0, gamma, mask)
+    weights = tilted(_operands(problem), torch.zeros_like(problem.evidence))[0]
+    mean = weights @ problem.templates + problem.centre
+    return TruePreference(
+        problem.out(weights).to(problem.dtype), problem.out(mean).to(problem.dtype)
+    )
+
+
+def _operands(problem: TransportProblem) -> _Operands:
+    return problem.templates, problem.preference, problem.logits, problem.shifts
+
+
+def _assemble(
+    problem: TransportProblem,
+    prior: Tensor,
+    target: Tensor,
+    v: Tensor,
+    exact: tuple[Tensor, Tensor, float] | None = None,
+) -> Estimate:
+    """All that follows from v = lam / gamma (g, m, d) and the true preference (g, m, N).
+
+    exact: steps and status (g, m), and the relative gap that passes for solved.
+    """
+    weights, potential = tilted(_operands(problem), v)
+    gamma, strength = problem.gamma.squeeze(-1), problem.strength
+    mean = weights @ problem.templates
+    apart = target - mean
+    pull = 0.5 * (strength * apart.square()).sum(-1)
+    price = 0.5 * (v.square() / strength).sum(-1)
+    given = problem.preference
+    entropy = -(given * where(given > 0, given, 1.0).log()).sum(-1)
+    rest = potential + problem.constant + entropy
+    inner = (v * target).sum(-1)
+    gap = 0.5 * (strength * (apart - v / strength).square()).sum(-1)
+    steps = torch.zeros_like(gap, dtype=torch.int64)
+    status = torch.full_like(steps, int(Status.OK))
+    if exact is not None:
+        steps, status, enough = exact
+        scale = 1 + pull + inner.abs() + potential.abs()
+        off = (status == Status.OK.value) & (gap > enough * scale)  # of these weights, as returned
+        status = torch.where(off, torch.full_like(status, int(Status.MAX_STEPS)), status)
+    status = torch.where(problem.wrong, torch.full_like(status, int(Status.NONFINITE)), status)
+    status = torch.where(problem.empty, torch.full_like(status, int(Status.EMPTY)), status)
+    return Estimate(
+        multiplier=problem.out(problem.gamma * v).to(problem.dtype),
+        weights=problem.out(weights).to(problem.dtype),
+        mean=problem.out(mean + problem.centre).to(problem.dtype),
+        objective=problem.out(gamma * (pull + (v * mean).sum(-1) - rest)),
+        dual_value=problem.out(gamma * (inner - price - rest)),
+        gap=problem.out((gamma * gap).detach()),
+        steps=problem.out(steps),
+        status=problem.layout.unpack(status),
+        prior_mean=problem.out(prior @ problem.templates + problem.centre).to(problem.dtype),
+    )
+
+
+# ---- the plan of a multiplier
+
+
+def tilted(operands: _Operands, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Row sums of the plan (g, m, N) and sum_j u_j LSE_j (g, m)."""
+    templates, preference, logits, shifts = operands
+    groups, rows, columns = preference.shape
+    some = columns
+    if not torch.is_grad_enabled():
+        some = max(1, _ENTRIES // max(1, groups * rows * templates.shape[1]))
+    problem = Rows(templates, preference, logits, shifts, v, v)
+    weights, potential = v.new_zeros(()), v.new_zeros(())
+    for start in range(0, columns, some):
+        share = preference[..., start : start + some]
+        scores = problem.scores(v, slice(start, start + some))  # (g, m, n', N)
+        weights = weights + (share.unsqueeze(-2) @ scores.softmax(-1)).squeeze(-2)
+        potential = potential + (share * torch.logsumexp(scores, -1)).sum(-1)
+    return weights, potential
+
+
+def curvature_solve(operands: _Operands, strength: Tensor, v: Tensor, right: Tensor) -> Tensor:
+    """(I / strength + sum_j u_j Cov_j)^-1 right, differentiable. (g, m, d)
+
+    With S = diag(p) - sum_j u_j q_j q_j', q_j the weights of column j, the sum is T' S T.
+    """
+    templates, preference, logits, shifts = operands
+    n, d = templates.shape[-2:]
+    scores = Rows(templates, preference, logits, shifts, v, v).scores(v, slice(None))
+    plan, share = scores.softmax(-1), preference.unsqueeze(-1)  # (g, m, n, N), (g, m, n, 1)
+    weights = (share.mT @ plan).mT  # (g, m, N, 1)
+    across = templates.unsqueeze(1)  # (g, 1, N, d)
+    eye = torch.eye(min(n, d), dtype=right.dtype, device=right.device)
+    strength, right = strength.unsqueeze(-1), right.unsqueeze(-1)  # (g, m, 1, 1), (g, m, d, 1)
+    if d <= n:
+        means = plan @ across  # (g, m, n, d)
+        spread = across.mT @ (weights * across) - means.mT @ (share * means)
+        return _solve(eye + strength * spread, strength * right).squeeze(-1)
+    inner = torch.diag_embed(weights.squeeze(-1)) - plan.mT @ (share * plan)  # S
+    seen = strength * inner @ (across @ right)
+    change = _solve(eye + strength * inner @ (across @ across.mT), seen)
+    return (strength * (right - across.mT @ change)).squeeze(-1)
+
+
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.solve(matrix, right)
+    return found
+
+
+def stationarity(operands: tuple[Tensor, ...], v: Tensor) -> Tensor:
+    """Zero at the solution. (g, m, d)"""
+    templates, preference, logits, shifts, target, strength = operands
+    weights = tilted((templates, preference, logits, shifts), v)[0]
+    return target - weights @ templates - v / strength
+
+
+# ---- numbers
+
+
+@torch.library.custom_op("fenchel::transport_maximise", mutates_args=())
+def _maximise(
+    templates: Tensor,
+    preference: Tensor,
+    logits: Tensor,
+    shifts: Tensor,
+    target: Tensor,
+    strength: Tensor,
+    tolerance: float,
+    max_steps: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """v (..., m, d); gap, steps and status (..., m). Leading axes are all groups."""
+    lead = templates.shape[:-2]
+    groups = lead.numel()
+    flat = [x.reshape(groups, *x.shape[-2:]) for x in (templates, preference, target, strength)]
+    templates, preference, target, strength = flat
+    logits, shifts = (x.reshape(groups, *x.shape[-3:]) for x in (logits, shifts))
+    axes = None
+    n, d = templates.shape[1:]
+    whole = target
+    if n < d:  # in the templates' own coordinates
+        axes, lower = torch.linalg.qr(templates.mT)  # (g, d, n), (g, n, n)
+        templates, target, shifts = lower.mT, target @ axes, shifts @ axes.unsqueeze(1)
+    found = maximise(
+        Rows(templates, preference, logits, shifts, target, strength), tolerance, max_steps
+    )
+    v = found.v
+    if axes is not None:  # beside them the mean is zero, so that v = strength target
+        v = v @ axes.mT + strength * (whole - target @ axes.mT)
+    made = (v, found.gap, found.steps, found.status)
+    first, second, third, fourth = (x.reshape(*lead, *x.shape[1:]).clone() for x in made)
+    return first, second, third, fourth
+
+
+@_maximise.register_fake
+def _(
+    templates: Tensor,
+    preference: Tensor,
+    logits: Tensor,
+    shifts: Tensor,
+    target: Tensor,
+    strength: Tensor,
+    tolerance: float,
+    max_steps: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    row = target[..., 0]
+    whole = torch.empty_like(row, dtype=torch.int64)
+    return torch.empty_like(target), torch.empty_like(row), whole, torch.empty_like(whole)
+
+
+register_vmap(_maximise, 4)
+
+
+# ---- derivatives
+
+
+class _Multiplier(torch.autograd.Function):
+    """v as found, with target - h(v) - v / strength = 0 as its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, *operands: Tensor) -> Tensor:
+        v = operands[-1].clone()
+        ctx.save_for_backward(*operands[:-1], v)
+        return v
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        *operands, v = ctx.saved_tensors
+        twice = torch.is_grad_enabled()
+        pulled = curvature_solve(tuple(operands[:4]), operands[5], v, gradient)
+        with torch.enable_grad():
+            # Of their own, so that the derivative is taken at a fixed multiplier.
+            leaves = [x.view_as(x) if twice else x.detach().requires_grad_() for x in operands]
+            residual = stationarity(tuple(leaves), v if twice else v.detach())
+            wanted = [x for x, need in zip(leaves, ctx.needs_input_grad, strict=False) if need]
+            found = iter(torch.autograd.grad(residual, wanted, pulled, create_graph=twice))
+        return *(next(found) if need else None for need in ctx.needs_input_grad[:6]), None
+
+
+def _by_steps(operands: tuple[Tensor, ...], found: Tensor) -> Tensor:
+    """Two Newton steps of plain operations from the solution: right to the third derivative."""
+    templates, preference, logits, shifts, _, strength = operands
+    v = found
+    for _ in range(2):
+        off = stationarity(operands, v)
+        v = v + curvature_solve((templates, preference, logits, shifts), strength, v, off)
+    return v

@@ -1,0 +1,23 @@
+"""Audits of pretrained models: how far their attention is from the problem it approximates.
+
+model, tokenizer = lens.load("build/models/minilm")
+found = lens.deviation(model, lens.encode(tokenizer, sentences))
+found.multiplier[layer]                                   # (batch, head, query), padding NaN
+"""
+
+from fenchel.lens.audit import deviation
+from fenchel.lens.deviations import Deviations
+from fenchel.lens.problems import LayerProblem, problems
+from fenchel.lens.recognise import Kind
+from fenchel.lens.text import encode, load, sentences
+
+__all__ = [
+    "Deviations",
+    "Kind",
+    "LayerProblem",
+    "deviation",
+    "encode",
+    "load",
+    "problems",
+    "sentences",
+]

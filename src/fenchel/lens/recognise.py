@@ -1,0 +1,127 @@
+"""Which modules of a transformers model are attentions, and what their parts are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+Kind = Literal["encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Names, in a family of models: of the attention's parts, its sizes and its mask."""
+
+    ending: str  # of the attention's class
+    query: str
+    key: str
+    heads: str
+    head_size: str
+    mask: str
+    pair: bool = False  # of an encoder and a decoder
+
+
+_BERT = Family(
+    "SelfAttention", "query", "key", "num_attention_heads", "attention_head_size", "attention_mask"
+)
+_T5 = Family("T5Attention", "q", "k", "n_heads", "key_value_proj_dim", "mask", pair=True)
+
+# By `config.model_type`.
+FAMILIES = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "camembert": _BERT,
+    "t5": _T5,
+    "mt5": _T5,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """One attention of a model: scores <K x_i + b, Q y_k + b'> times its scaling."""
+
+    module: Any
+    family: Family
+    kind: Kind
+
+    @property
+    def query(self) -> nn.Linear:
+        found: nn.Linear = getattr(self.module, self.family.query)
+        return found
+
+    @property
+    def key(self) -> nn.Linear:
+        found: nn.Linear = getattr(self.module, self.family.key)
+        return found
+
+    @property
+    def heads(self) -> int:
+        return int(getattr(self.module, self.family.heads))
+
+    @property
+    def head_size(self) -> int:
+        return int(getattr(self.module, self.family.head_size))
+
+    @property
+    def scaling(self) -> float:
+        """The model's own factor of the scores: 1 / sqrt(head_size) in BERT, 1 in T5."""
+        return float(self.module.scaling)
+
+    def per_head(self, x: Tensor) -> Tensor:
+        """(heads * head_size, ...) -> (heads, head_size, ...)"""
+        return x.reshape(self.heads, self.head_size, *x.shape[1:])
+
+
+def attentions(model: Any, kind: Kind) -> list[Attention]:
+    """Those of one kind, from the first layer to the last."""
+    if kind not in get_args(Kind):
+        raise ValueError(f"attention must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    family = family_of(model)
+    _check_implementation(model)
+    found = [
+        Attention(module, family, _kind(path, module, family))
+        for path, module in model.named_modules()
+        if type(module).__name__.endswith(family.ending)
+    ]
+    chosen = [one for one in found if one.kind == kind]
+    if not chosen:
+        there = ", ".join(sorted({one.kind for one in found})) or "none"
+        raise ValueError(f"{type(model).__name__} has no {kind} attention; it has: {there}")
+    return chosen
+
+
+def family_of(model: Any) -> Family:
+    config = getattr(model, "config", None)
+    if not isinstance(model, nn.Module) or not hasattr(config, "model_type"):
+        raise TypeError(
+            f"model must be a transformers model, got {type(model).__name__}; "
+            "load one with fenchel.lens.load(folder)"
+        )
+    family = FAMILIES.get(str(config.model_type))  # type: ignore[union-attr]
+    if family is None:
+        raise ValueError(
+            f"{type(model).__name__} is of type {config.model_type!r}; "  # type: ignore[union-attr]
+            f"the audit knows {', '.join(FAMILIES)}"
+        )
+    return family
+
+
+def _kind(path: str, module: Any, family: Family) -> Kind:
+    if not family.pair:
+        return "decoder" if module.is_causal else "encoder"
+    if path.endswith("EncDecAttention"):
+        return "cross"
+    return "decoder" if module.is_decoder else "encoder"
+
+
+def _check_implementation(model: Any) -> None:
+    """Masks are read as these two get them; and only softmax is the first-order solution."""
+    name = model.config._attn_implementation
+    if name not in ("eager", "sdpa"):
+        raise ValueError(
+            f"the audit is of softmax attention through eager or sdpa, but the model is on "
+            f'{name!r}; use model.set_attn_implementation("eager")'
+        )

@@ -1,0 +1,174 @@
+"""Attention by transport as a module: similar templates share what one of them is preferred for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module
+from torch.nn.init import xavier_uniform_, zeros_
+
+from fenchel._numerics import check_tensor, check_whole
+from fenchel.dual.transport import dot_product_transport, transport
+
+
+class TransportAttention(Module):
+    """concat_h(sum_t p_t values_h,t) W + b; in every head p solves, with templates t, evidence z,
+
+        min over p of  reliability / 2 |b - sum_t p_t t|^2 + W_gamma(p, u),   cost C - <t, t'>
+
+    (`fenchel.dual.transport`). By default to first order in the reliability, as in the paper:
+    p = sum_j u_j softmax_t(<t, reliability z + t_j> / gamma), the average over templates j of
+    attentions whose query is moved by t_j; N times the work of attention, in memory linear in N.
+
+    >>> layer = TransportAttention(16, 4)
+    >>> image, other = torch.randn(2, 9, 16), torch.randn(2, 9, 16)    # of the same classes
+    >>> query = torch.zeros(2, 1, 16)                                  # (batch, query, width)
+    >>> layer(query, image, extra=other).shape
+    torch.Size([2, 1, 16])
+
+    embed_dim, num_heads: width of the model, and into how many heads it is cut.
+    gamma: of the entropy of the plan; None: sqrt(embed_dim / num_heads).
+    reliability: of the evidence, which is the projected query.
+    exact: solve the problem exactly, in float64; slower.
+    bias: whether projections have one.
+    """
+
+    gamma: float
+    reliability: float
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        gamma: float | None = None,
+        reliability: float = 1.0,
+        exact: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_whole(embed_dim, "embed_dim", 1)
+        check_whole(num_heads, "num_heads", 1)
+        if embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}"
+            )
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.head_dim = embed_dim // num_heads
+        self.gamma = math.sqrt(self.head_dim) if gamma is None else _positive(gamma, "gamma")
+        self.reliability = _positive(reliability, "reliability")
+        self.exact = exact
+        self.query_proj = Linear(embed_dim, embed_dim, bias=bias)
+        self.template_proj = Linear(embed_dim, embed_dim, bias=bias)
+        self.value_proj = Linear(embed_dim, embed_dim, bias=bias)
+        self.out_proj = Linear(embed_dim, embed_dim, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As torch's multi-head attention: Xavier's weights, no bias."""
+        for layer in (self.query_proj, self.template_proj, self.value_proj, self.out_proj):
+            xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                zeros_(layer.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        templates: Tensor,
+        *,
+        extra: Tensor | None = None,
+        preference: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """(batch, query, embed_dim), of query (batch, query, embed_dim), templates (batch, N, ...).
+
+        extra: (batch, N', embed_dim) templates that join for this call, such as those of another
+            image of the same class, in half of the steps of training (the paper's OT-ViT).
+        preference: (batch, N + N') >= 0, of the templates, then of the extra ones. None: even over
+            all, as in the paper, where both make up the set T. With zeros for the extra ones they
+            get no more than what similar templates share with them.
+        key_padding_mask: bool (batch, N + N') with True = **ignored**, as in torch's modules. A
+            batch entry in which all are gets zeros, then the output projection.
+        """
+        self._check(query, templates, extra)
+        if extra is not None:
+            templates = torch.cat([templates, extra], 1)
+        batch, count = templates.shape[:2]
+        mask = _laid_out(key_padding_mask, "key_padding_mask", batch, count)
+        if mask is not None and mask.dtype != torch.bool:
+            raise TypeError(f"key_padding_mask must be bool, True = ignored, got {mask.dtype}")
+        seen = None if mask is None else ~mask
+        evidence = self._by_head(self.query_proj(query))  # (batch, head, query, head_dim)
+        # (batch, head, 1, N, head_dim): all queries share them
+        keys = self._by_head(self.template_proj(templates)).unsqueeze(2)
+        values = self._by_head(self.value_proj(templates)).unsqueeze(2)
+        share = _laid_out(preference, "preference", batch, count)
+        heads = self._estimate(keys, values, share, evidence, seen)
+        output: Tensor = self.out_proj(heads.to(query.dtype).transpose(1, 2).flatten(2))
+        return output
+
+    def extra_repr(self) -> str:
+        return (
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, gamma={self.gamma:g}, "
+            f"reliability={self.reliability:g}, exact={self.exact}"
+        )
+
+    def _estimate(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        preference: Tensor | None,
+        evidence: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """(batch, head, query, head_dim)"""
+        strength = (self.reliability, self.gamma)
+        if not self.exact:
+            return dot_product_transport(
+                keys, preference, evidence, *strength, mask=mask, values=values
+            )
+        weights = transport(keys, preference, None, evidence, *strength, mask=mask).weights
+        assert weights is not None
+        return (weights.unsqueeze(-2) @ values.to(weights.dtype)).squeeze(-2)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """(batch, token, width) -> (batch, head, token, head_dim)"""
+        by_head: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim))
+        return by_head.transpose(1, 2)
+
+    def _check(self, query: Tensor, templates: Tensor, extra: Tensor | None) -> None:
+        named = {"query": query, "templates": templates}
+        if extra is not None:
+            named["extra"] = extra
+        for name, x in named.items():
+            check_tensor(x, name)
+            if x.dim() != 3 or x.shape[-1] != self.embed_dim or x.shape[0] != query.shape[0]:
+                raise ValueError(
+                    f"{name} must be (batch, token, {self.embed_dim}) with the batch of the "
+                    f"query, got {tuple(x.shape)} and a query {tuple(query.shape)}"
+                )
+        if templates.shape[1] == 0:
+            raise ValueError("templates must hold at least one token")
+
+
+def _laid_out(x: Tensor | None, name: str, batch: int, count: int) -> Tensor | None:
+    """(batch, N) -> (batch, 1, 1, N)"""
+    if x is None:
+        return None
+    check_tensor(x, name)
+    if x.shape != (batch, count):
+        raise ValueError(
+            f"{name} must be (batch, N) = {(batch, count)}, extra templates included, "
+            f"got {tuple(x.shape)}"
+        )
+    return x.reshape(batch, 1, 1, count)
+
+
+def _positive(value: float, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be finite and > 0, got {value}")
+    return float(value)

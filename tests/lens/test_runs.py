@@ -1,0 +1,110 @@
+"""From a folder and a text file to JSON and pictures."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fenchel import lens
+from fenchel.cli import app
+from fenchel.lens import runs
+from tests.lens.models import model_of, transformers
+
+WORDS = ["a", "man", "is", "playing", "the", "guitar", "and", "nobody", "knew", "it"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small BERT with a tokenizer, as from_pretrained likes it."""
+    path = tmp_path_factory.mktemp("models") / "tiny-bert"
+    model_of("bert", torch.float32).save_pretrained(path)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    transformers.BertTokenizer(vocab=numbers).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "some.tsv"
+    path.write_text("a man is playing\t1\n\n the guitar \t0\nnobody knew it\t1\n", encoding="utf-8")
+    return path
+
+
+def test_sentences(text):
+    assert lens.sentences(text, 2) == ["a man is playing", "the guitar"]
+    assert len(lens.sentences(text, 100)) == 3
+    with pytest.raises(ValueError, match="count must be"):
+        lens.sentences(text, 0)
+    empty = text.with_name("empty.txt")
+    empty.write_text("\n \n", encoding="utf-8")
+    with pytest.raises(ValueError, match="holds no sentence"):
+        lens.sentences(empty, 1)
+
+
+def test_encode_for_a_decoder(folder):
+    tokenizer = lens.load(folder)[1]
+    inputs = lens.encode(tokenizer, ["a man is playing", "the guitar"], decoder=True)
+    assert set(inputs) == {"input_ids", "attention_mask", "labels"}
+    words = inputs["attention_mask"].bool()
+    assert torch.equal(inputs["labels"][words], inputs["input_ids"][words])
+    assert (inputs["labels"][~words] == -100).all()
+
+
+def test_the_command(folder, text, tmp_path):
+    out = tmp_path / "out"
+    command = ["lens", "deviation", str(folder), "--text", str(text), "--out", str(out)]
+    result = CliRunner().invoke(app, [*command, "--sentences", "2"])
+    assert result.exit_code == 0, result.output
+    (run,) = json.loads((out / "deviations.json").read_text())["runs"]
+    assert (run["model"], run["sentences"], run["queries"]) == ("tiny-bert", 2, 10)
+    assert run["scaling"] == pytest.approx(8**-0.5)
+    model, tokenizer = lens.load(folder)
+    inputs = lens.encode(tokenizer, lens.sentences(text, 2))
+    expected = float(lens.deviation(model, inputs).multiplier[1].nanmean())
+    assert run["summary"][1]["multiplier"]["mean"] == pytest.approx(expected, rel=1e-4)
+    assert len(list(out.glob("tiny-bert-encoder-*.svg"))) == 4
+    again = CliRunner().invoke(app, [*command, "--scaling", "0.1", "--no-pictures"])
+    assert again.exit_code == 0
+    (run,) = json.loads((out / "deviations.json").read_text())["runs"]  # in place of the first
+    assert (run["scaling"], run["sentences"]) == (0.1, 3)
+
+
+def test_help_shows_an_example():
+    for command in (["lens"], ["lens", "deviation"]):
+        output = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120"}).output
+        assert "Example: fenchel lens deviation" in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "nobody/nothing-of-the-kind"}, "cannot load 'nobody/nothing-of-the-kind'"),
+        ({"--attention": "cross"}, "no cross attention"),
+        ({"--text": "missing.txt"}, "missing.txt"),
+    ],
+)
+def test_the_command_fails_clearly(folder, text, tmp_path, changes, message):
+    given = {"--text": str(text), "--out": str(tmp_path), "--attention": "encoder", **changes}
+    options = [part for name, value in given.items() if name != "model" for part in (name, value)]
+    command = ["lens", "deviation", changes.get("model", str(folder)), *options]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_runs_are_added_beside_others(tmp_path):
+    path = tmp_path / "x.json"
+    for model, attention in (("b", "encoder"), ("a", "cross"), ("b", "encoder")):
+        runs.add({"model": model, "attention": attention, "nested": {"x": [1, 2]}}, path)
+    found = json.loads(path.read_text())["runs"]
+    assert [(one["model"], one["attention"]) for one in found] == [("a", "cross"), ("b", "encoder")]
+    assert found[0]["nested"] == {"x": [1, 2]}
+
+
+def test_what_was_not_solved_is_said(folder, text):
+    found = runs.run(runs.Settings(str(folder), text, 2))
+    assert found.warning == ""
+    found.deviations.codes[0, 0, 0, 0] = 4
+    assert found.warning == "not solved, and left out: {'MAX_STEPS': 1}"
