@@ -1,6 +1,7 @@
 """Transport against independent computations: brute force, linear programs, Sinkhorn, loops."""
 
 import doctest
+import importlib
 import itertools
 import math
 
@@ -9,8 +10,6 @@ import pytest
 import torch
 from scipy.optimize import linprog, minimize
 
-import fenchel.dual.transport as module
-import fenchel.dual.transport_attention as attention_module
 from fenchel.dual.estimate import estimate
 from fenchel.dual.transport import (
     dot_product_transport,
@@ -21,6 +20,11 @@ from fenchel.dual.transport import (
 from fenchel.solution import Status
 
 DOUBLE = torch.float64
+# By name: `fenchel.dual.transport` is also the function.
+MODULES = {
+    name: importlib.import_module(f"fenchel.dual.{name}")
+    for name in ("transport", "transport_newton", "transport_attention")
+}
 
 
 def draw(n=7, columns=None, d=3, seed=0, batch=(), size=1.0):
@@ -337,9 +341,9 @@ def test_columns_in_parts_give_the_same(monkeypatch, some):
     for given in (cost, None):
         whole = transport(templates, preference, given, evidence, 5.0, 0.4)
         with monkeypatch.context() as patch:
-            patch.setattr("fenchel.dual.transport._ENTRIES", some)
-            patch.setattr("fenchel.dual.transport_newton._ENTRIES", some)
-            patch.setattr("fenchel.dual.transport_newton._CACHED", some)
+            patch.setattr(MODULES["transport"], "_ENTRIES", some)
+            patch.setattr(MODULES["transport_newton"], "_ENTRIES", some)
+            patch.setattr(MODULES["transport_newton"], "_CACHED", some)
             with torch.no_grad():
                 parts = transport(templates, preference, given, evidence, 5.0, 0.4)
         torch.testing.assert_close(parts.weights, whole.weights, rtol=0, atol=1e-13)
@@ -365,7 +369,7 @@ def test_the_dot_product_cost_is_an_average_of_attentions(dtype, off):
 
 
 def test_examples_run():
-    for each in (module, attention_module):
-        result = doctest.testmod(each, extraglobs={"torch": torch})
+    for name in ("transport", "transport_attention"):
+        result = doctest.testmod(MODULES[name], extraglobs={"torch": torch})
         assert result.attempted > 0
         assert result.failed == 0

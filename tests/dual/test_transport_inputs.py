@@ -15,7 +15,7 @@ from fenchel.dual.transport import (
     true_preference,
 )
 from fenchel.solution import Status
-from tests.dual.test_transport import DOUBLE, draw
+from tests.dual.test_transport import DOUBLE, MODULES, draw
 
 NUMBERS = ("multiplier", "weights", "mean", "objective", "dual_value", "prior_mean")
 
@@ -63,9 +63,7 @@ def test_rows_are_independent_whatever_they_share(function, dot):
 
 
 def test_a_cost_for_all_rows_is_not_copied_for_each(monkeypatch):
-    seen = []
-    from fenchel.dual import transport as module
-
+    seen, module = [], MODULES["transport"]
     real = module.maximise
     monkeypatch.setattr(
         module, "maximise", lambda rows, *rest: seen.append(rows) or real(rows, *rest)

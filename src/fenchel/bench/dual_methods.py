@@ -151,14 +151,18 @@ def lbfgs(layer: Layer, reliability: float, gap: float) -> Found:
 def _two_loops(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]], first: float) -> Tensor:
     direction, kept = gradient, []
     for moved, turned in reversed(pairs):
-        inner = (moved * turned).sum(-1, keepdim=True).clamp_min(1e-300)
+        inner = (moved * turned).sum(-1, keepdim=True)
+        curved = inner > 1e-12 * moved.norm(dim=-1, keepdim=True) * turned.norm(
+            dim=-1, keepdim=True
+        )
+        inner = torch.where(curved, inner, torch.inf)  # a pair without curvature counts nothing
         share = (moved * direction).sum(-1, keepdim=True) / inner
         direction = direction - share * turned
         kept.append((moved, turned, inner, share))
-    if pairs:
-        moved, turned = pairs[-1]
-        scale = (moved * turned).sum(-1, keepdim=True)
-        direction = direction * scale / turned.square().sum(-1, keepdim=True).clamp_min(1e-300)
+    if kept:
+        moved, turned, inner, _ = kept[0]
+        size = inner / turned.square().sum(-1, keepdim=True).clamp_min(1e-300)
+        direction = direction * torch.where(size < torch.inf, size, first)
     else:
         direction = direction * first
     for moved, turned, inner, share in reversed(kept):

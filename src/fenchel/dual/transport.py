@@ -35,7 +35,7 @@ __all__ = [
     "true_preference",
 ]
 
-TOLERANCE = 1e-18  # of the gap; its root, of the conditions of optimality (transport_newton.py)
+TOLERANCE = 1e-22  # of the gap; its root, of the conditions of optimality (transport_newton.py)
 _ENTRIES = 2**18  # numbers of the largest temporary, where nothing is recorded
 _Operands = tuple[Tensor, Tensor, Tensor, Tensor]  # templates, preference, logits, shifts
 
