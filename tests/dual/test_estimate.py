@@ -280,7 +280,7 @@ def leaves(*shapes, seed=0):
 CASES = {
     "few": [("any", (4, 2)), ("positive", (4,)), ("any", (2,)), ("positive", ())],
     "wide": [("any", (3, 6)), ("positive", (3,)), ("any", (6,)), ("positive", ())],
-    "shared": [("any", (2, 1, 4, 3)), ("positive", (3, 4)), ("any", (2, 3, 3)), ("positive", (2, 3))],
+    "shared": [("any", (2, 1, 4, 3)), ("positive", (3, 4)), ("any", (2, 3, 3)), ("positive", (3,))],
     "one": [("any", (1, 2)), ("positive", (1,)), ("any", (2,)), ("positive", ())],
 }  # fmt: skip
 
