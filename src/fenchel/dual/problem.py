@@ -79,7 +79,7 @@ def make_problem(
     mask: Tensor | None,
 ) -> Problem:
     """preference None: the same for every template."""
-    _check(templates, preference, evidence, mask)
+    check_operands(templates, preference, evidence, mask)
     dtype = torch.promote_types(templates.dtype, evidence.dtype)
     if preference is None:
         preference = templates.new_ones(templates.shape[-2])
@@ -88,15 +88,15 @@ def make_problem(
     reliability = checked_reliability(reliability, "reliability", evidence).to(inner)
     if mask is not None:
         preference = where(mask, preference, 0.0)
-        templates = _cleaned(templates, mask)
-    _check_finite(templates, preference, evidence)
+        templates = cleaned(templates, mask)
+    check_finite(templates, preference, evidence)
     templates, preference, evidence = (x.to(inner) for x in (templates, preference, evidence))
     shapes = (templates.shape[:-2], preference.shape[:-1], evidence.shape[:-1], reliability.shape)
     batch = torch.broadcast_shapes(*shapes)
-    templates = _shared(templates, batch)
+    templates = shared_templates(templates, batch)
     layout = Layout.of(templates, batch)
     grouped = layout_groups(templates, layout)
-    preference, empty = _normalised(layout.pack(preference, 1))
+    preference, empty = normalised(layout.pack(preference, 1))
     centre = _centre(grouped, preference)
     about = grouped - centre
     target = preference @ about + layout.pack(evidence, 1)
@@ -104,7 +104,7 @@ def make_problem(
     return Problem(about, preference, target, strength, centre, empty, layout, dtype)
 
 
-def _cleaned(templates: Tensor, mask: Tensor) -> Tensor:
+def cleaned(templates: Tensor, mask: Tensor) -> Tensor:
     """Templates that no row may use hold anything: zero instead."""
     lead = templates.dim() - 2
     used = mask.reshape(*(1,) * (lead + 1 - mask.dim()), *mask.shape)
@@ -116,7 +116,7 @@ def _cleaned(templates: Tensor, mask: Tensor) -> Tensor:
     return where(used.unsqueeze(-1), templates, 0.0)
 
 
-def _shared(templates: Tensor, batch: torch.Size) -> Tensor:
+def shared_templates(templates: Tensor, batch: torch.Size) -> Tensor:
     """(*batch, n, d) with size 1 where the same templates serve many rows, expanded or not."""
     missing = len(batch) + 2 - templates.dim()
     templates = templates.reshape(*(1,) * missing, *templates.shape)
@@ -133,7 +133,7 @@ def layout_groups(templates: Tensor, layout: Layout) -> Tensor:
     return moved.reshape(layout.count(layout.groups), *templates.shape[-2:])
 
 
-def _normalised(preference: Tensor) -> tuple[Tensor, Tensor]:
+def normalised(preference: Tensor) -> tuple[Tensor, Tensor]:
     """Summing to one; empty rows get an even preference, whose results are dropped."""
     top = preference.detach().amax(-1, keepdim=True)
     empty = ~(top > 0)
@@ -169,7 +169,7 @@ def _shown(values: Tensor) -> str:
     return f"{float(wrong.flatten()[0]):g}"
 
 
-def _check(
+def check_operands(
     templates: Tensor, preference: Tensor | None, evidence: Tensor, mask: Tensor | None
 ) -> None:
     named = {"templates": templates, "evidence": evidence}
@@ -209,7 +209,7 @@ def _check(
         raise ValueError(f"the leading axes do not broadcast: {shown}") from None
 
 
-def _check_finite(templates: Tensor, preference: Tensor, evidence: Tensor) -> None:
+def check_finite(templates: Tensor, preference: Tensor, evidence: Tensor) -> None:
     for name, value in (
         ("templates", templates),
         ("preference", preference),

@@ -17,13 +17,13 @@ from fenchel._numerics import compute_dtype, full_precision, where
 from fenchel.attention import attention
 from fenchel.dual.problem import (
     Layout,
-    _check,
-    _check_finite,
-    _cleaned,
-    _normalised,
-    _shared,
+    check_finite,
+    check_operands,
     checked_reliability,
+    cleaned,
     layout_groups,
+    normalised,
+    shared_templates,
 )
 from fenchel.dual.transport_problem import broadcast_batch, spread
 
@@ -53,7 +53,7 @@ def dot_product_transport(
     >>> dot_product_transport(templates, None, evidence, 1.0, gamma=1.0)[1]
     tensor([0.3333, 0.3333, 0.3333])
     """
-    _check(templates, preference, evidence, mask)
+    check_operands(templates, preference, evidence, mask)
     if preference is None:
         preference = templates.new_ones(templates.shape[-2])
     dtype = torch.promote_types(templates.dtype, evidence.dtype)
@@ -63,13 +63,13 @@ def dot_product_transport(
     gamma = checked_reliability(gamma, "gamma", evidence).to(inner)
     batch = broadcast_batch(templates, preference, None, evidence, reliability, gamma, mask)
     if mask is not None:
-        preference, templates = where(mask, preference, 0.0), _cleaned(templates, mask)
-    _check_finite(templates, preference, evidence)
-    templates = _shared(templates.to(inner), batch)
+        preference, templates = where(mask, preference, 0.0), cleaned(templates, mask)
+    check_finite(templates, preference, evidence)
+    templates = shared_templates(templates.to(inner), batch)
     layout = Layout.of(templates, batch)
     keys = layout_groups(templates, layout)  # (g, N, d)
     held = None if values is None else _held(values.to(inner), keys, layout)
-    shares, empty = _normalised(layout.pack(preference.to(inner), 1))
+    shares, empty = normalised(layout.pack(preference.to(inner), 1))
     moved = reliability.unsqueeze(-1) * evidence.to(inner)
     moved = layout.pack(moved.expand(*batch, -1), 1)  # (g, m, d)
     heat = layout.pack(gamma, 0).unsqueeze(-1)

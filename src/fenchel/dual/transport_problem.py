@@ -19,13 +19,13 @@ from torch import Tensor
 from fenchel._numerics import certificate_dtype, check_tensor, has, where
 from fenchel.dual.problem import (
     Layout,
-    _check,
-    _check_finite,
-    _cleaned,
-    _normalised,
-    _shared,
+    check_finite,
+    check_operands,
     checked_reliability,
+    cleaned,
     layout_groups,
+    normalised,
+    shared_templates,
 )
 
 
@@ -69,7 +69,7 @@ def make_transport(
     mask: Tensor | None,
 ) -> TransportProblem:
     """preference None: even. cost None: minus the dot products of the templates."""
-    _check(templates, None, evidence, mask)
+    check_operands(templates, None, evidence, mask)
     preference = _checked_preference(templates, preference, cost)
     dtype = templates.dtype
     for x in (preference, evidence) if cost is None else (preference, evidence, cost):
@@ -79,14 +79,14 @@ def make_transport(
     gamma = checked_reliability(gamma, "gamma", evidence).to(inner)
     batch = broadcast_batch(templates, preference, cost, evidence, reliability, gamma, mask)
     if mask is not None:
-        templates = _cleaned(templates, mask)
+        templates = cleaned(templates, mask)
         if preference.shape[-1] == mask.shape[-1]:  # the columns are the templates
             preference = where(mask, preference, 0.0)
-    _check_finite(templates, preference, evidence)
-    templates = _shared(templates.to(inner), batch)
+    check_finite(templates, preference, evidence)
+    templates = shared_templates(templates.to(inner), batch)
     layout = Layout.of(templates, batch)
     grouped = layout_groups(templates, layout)
-    weights, empty = _normalised(layout.pack(preference.to(inner), 1))
+    weights, empty = normalised(layout.pack(preference.to(inner), 1))
     seen = None if mask is None else spread(mask.unsqueeze(-2), layout)  # (g, m|1, 1, N)
     if seen is not None:
         empty = empty | ~seen.any(-1).squeeze(-1)
@@ -121,7 +121,7 @@ def make_transport(
 
 def spread(x: Tensor, layout: Layout) -> Tensor:
     """(..., a, b) -> (g, m, a, b), or (g, 1, a, b) where all rows of a group share it."""
-    x = _shared(x, layout.batch)
+    x = shared_templates(x, layout.batch)
     if all(x.shape[axis] == 1 for axis in layout.rows):
         sizes = [1 if axis in layout.rows else size for axis, size in enumerate(layout.batch)]
         x = x.expand(*sizes, *x.shape[-2:])
