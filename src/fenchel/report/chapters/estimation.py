@@ -24,8 +24,9 @@ query times the scale: the first step towards the answer, good where α |Cov z| 
 fenchel solves for λ to the last digit, with a duality gap, and differentiates through the solution.
 
     from fenchel import dual
-    exact = dual.estimate(templates, preference, evidence, reliability)
-    dual.first_order(templates, preference, evidence, reliability).compare(exact)
+    problem = (templates, preference, evidence, reliability)
+    exact = dual.estimate(*problem)
+    dual.first_order(*problem).compare(exact)
 """
 
 _SHOWN = (4.0, 1.0, 0.25)
@@ -99,7 +100,7 @@ def _orders(problem: Problem) -> Figure:
         ax.set(xscale="log", yscale="log", xlabel="reliability", ylabel="error")
         ax.legend(fontsize=7, labelcolor=draw.INK)
 
-    slopes = ", ".join(f"{name} {number(slope(values), 3)}" for name, values in curves.items())
+    slopes = "; ".join(f"{name}: {number(slope(values), 3)}" for name, values in curves.items())
     caption = (
         "How far off the approximations are as the reliability falls. Slopes of the last halvings: "
         f"{slopes}. First order is ordinary attention; second order adds the covariance of the "
