@@ -171,7 +171,7 @@ def _two_loops(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]], first: flo
 
 
 def ours(layer: Layer, reliability: float, gap: float) -> Found:
-    found = dual.estimate(layer.templates, None, layer.evidence, reliability, tolerance=1e-13)
+    found = dual.estimate(layer.templates, None, layer.evidence, reliability, tolerance=gap / 10)
     return Found(int(found.steps.max()), float(found.gap.max()))
 
 

@@ -104,7 +104,7 @@ def estimate(
 
     preference: divided by its sum. Where it is zero the weight is zero, and derivatives one-sided.
     mask (..., n): True = takes part. A row in which nothing does gives zeros and status EMPTY.
-    tolerance: of the gap, relative to 1 + the sizes of the problem's terms.
+    tolerance: of the gap, or of its first value, the preference's own, where that is below one.
 
     >>> templates = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     >>> evidence = torch.tensor([0.3, 0.0], dtype=torch.float64)
@@ -182,6 +182,9 @@ def assemble(
         gap = 0.5 * (reliability * (apart - multiplier / reliability).square()).sum(-1).detach()
     else:
         divergence = divergence + gap  # KL(w, w(lam)): the solved weights are not quite w(lam)
+    value = pull + divergence - gap
+    wrong = torch.full_like(status, int(Status.NONFINITE))
+    status = torch.where(value.detach().isfinite(), status, wrong)
     status = torch.where(problem.empty, torch.full_like(status, int(Status.EMPTY)), status)
     prior = problem.preference @ problem.templates + problem.centre
     return Estimate(

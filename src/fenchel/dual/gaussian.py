@@ -58,6 +58,8 @@ def gaussian_mixture(
     more steps in plain operations.
     """
     check_whole(max_steps, "max_steps", 1)
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
     if not isinstance(preference, Mixture) or not isinstance(preference.components, Gaussian):
         raise TypeError("preference must be a mixture of Gaussians (fenchel.continuous.Mixture)")
     problem = _Problem.make(preference, evidence, reliability)

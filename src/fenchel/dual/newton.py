@@ -35,7 +35,7 @@ _FALL = 1e-4  # of what the slope promises
 _ENTRIES = 2**22  # numbers of the largest temporary
 _CACHED = 2**17  # numbers of a temporary that is gone through again and again
 _SHARED = 8  # rows from which on a product with shared templates is a matrix product
-_ENOUGH = 1e-12  # of the gap, relative to the scale of its terms
+_ENOUGH, _MOST = 1e-12, 1e-2  # of the gap, relative to the scale of its terms, and itself
 _LEAST = -800.0  # log-weights: their exponential is zero, and from below it is far to come back
 _PATIENCE = 6  # steps without progress: rounding is all that is left
 
@@ -201,13 +201,14 @@ class _Best:
 
     def __init__(self, point: _Point) -> None:
         self.log_weights, self.gap, self.scale = point.log_weights.clone(), point.gap, point.scale
+        self.first = point.gap.clamp(max=1.0)  # little evidence: what it moves is little too
         self.steps = torch.zeros_like(point.gap, dtype=torch.int64)
         self.stalled = torch.zeros_like(self.steps)  # steps with neither value nor gap smaller
 
     def live(self, index: Tensor, tolerance: float) -> Tensor:
         gap, scale = self.gap[:, index], self.scale[:, index]
-        patience = torch.where(gap <= _ENOUGH * scale, 1, _PATIENCE)
-        return ~(gap <= tolerance * scale) & (self.stalled[:, index] < patience)
+        patience = torch.where((gap <= _ENOUGH * scale) & (gap <= _MOST), 1, _PATIENCE)
+        return ~(gap <= tolerance * self.first[:, index]) & (self.stalled[:, index] < patience)
 
     def take(self, index: Tensor, live: Tensor, before: _Point, point: _Point) -> None:
         self.steps[:, index] += live
@@ -223,8 +224,9 @@ class _Best:
     def solved(self, tolerance: float) -> Solved:
         status = torch.full_like(self.steps, int(Status.OK))
         enough = max(tolerance, _ENOUGH)  # rounding of the scores is what stays of the gap
-        status[~(self.gap <= enough * self.scale)] = int(Status.MAX_STEPS)
-        status[~self.gap.isfinite()] = int(Status.NONFINITE)
+        good = (self.gap <= enough * self.scale) & (self.gap <= max(tolerance, _MOST))
+        status[~good] = int(Status.MAX_STEPS)
+        status[~(self.gap + self.scale).isfinite()] = int(Status.NONFINITE)
         return Solved(self.log_weights, self.gap, self.steps, status)
 
 
@@ -251,8 +253,11 @@ def _step(problem: Rows, point: _Point, live: Tensor) -> _Point:
 def _direction(problem: Rows, point: _Point, live: Tensor) -> Tensor:
     """dl, whose mean under the weights is zero. (g, m, n)"""
     residual = where(live.unsqueeze(-1), point.residual, 0.0)
-    change = newton_change(problem, point.weights, residual, 1e-6)
-    direction = residual - problem.reliability * problem.gram(change)
+    if problem.iterative:
+        change = _by_gradients(problem, point.weights, residual, 1e-6)
+        direction = residual - problem.reliability * problem.gram(change)
+    else:  # dw would not do: reliability times its rounding may be larger than dl
+        direction = _turned(problem, point.weights, residual)
     direction = direction - (point.weights * direction).sum(-1, keepdim=True)
     return where(point.log_weights > -torch.inf, direction, 0.0)
 
@@ -265,10 +270,15 @@ def newton_change(problem: Rows, weights: Tensor, residual: Tensor, loose: float
     """
     if problem.iterative:
         return _by_gradients(problem, weights, residual, loose)
+    turned = _turned(problem, weights, residual)
+    return weights * (turned - (weights * turned).sum(-1, keepdim=True))
+
+
+def _turned(problem: Rows, weights: Tensor, residual: Tensor) -> Tensor:
+    """residual + <t, dlam>: dl up to a constant. (g, m, n)"""
     mean = (weights * residual).sum(-1, keepdim=True)
     right = -(weights * (residual - mean)) @ problem.templates
-    turned = residual + _by_factor(problem, weights, right) @ problem.templates.mT
-    return weights * (turned - (weights * turned).sum(-1, keepdim=True))
+    return residual + _by_factor(problem, weights, right) @ problem.templates.mT
 
 
 def _by_gradients(problem: Rows, weights: Tensor, residual: Tensor, loose: float) -> Tensor:

@@ -87,12 +87,22 @@ def make_problem(
     inner = certificate_dtype(templates.device)
     reliability = checked_reliability(reliability, "reliability", evidence).to(inner)
     if mask is not None:
+        broadcast(
+            mask=mask.shape[:-1],
+            templates=templates.shape[:-2],
+            preference=preference.shape[:-1],
+            evidence=evidence.shape[:-1],
+        )
         preference = where(mask, preference, 0.0)
         templates = cleaned(templates, mask)
     check_finite(templates, preference, evidence)
     templates, preference, evidence = (x.to(inner) for x in (templates, preference, evidence))
-    shapes = (templates.shape[:-2], preference.shape[:-1], evidence.shape[:-1], reliability.shape)
-    batch = torch.broadcast_shapes(*shapes)
+    batch = broadcast(
+        templates=templates.shape[:-2],
+        preference=preference.shape[:-1],
+        evidence=evidence.shape[:-1],
+        reliability=reliability.shape,
+    )
     templates = shared_templates(templates, batch)
     layout = Layout.of(templates, batch)
     grouped = layout_groups(templates, layout)
@@ -102,6 +112,16 @@ def make_problem(
     target = preference @ about + layout.pack(evidence, 1)
     strength = layout.pack(reliability, 0).unsqueeze(-1)
     return Problem(about, preference, target, strength, centre, empty, layout, dtype)
+
+
+def broadcast(**shapes: torch.Size) -> torch.Size:
+    """The batch shape of all; an error names what does not fit."""
+    try:
+        batch: torch.Size = torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        shown = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(f"the leading axes do not broadcast: {shown}") from None
+    return batch
 
 
 def cleaned(templates: Tensor, mask: Tensor) -> Tensor:
@@ -153,11 +173,11 @@ def checked_reliability(value: float | Tensor, name: str, like: Tensor) -> Tenso
     """A positive number, or one for each row."""
     if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-    made = torch.as_tensor(value, device=like.device)
+    inner = certificate_dtype(like.device)
+    made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=inner)
+    made = made.to(like.device)
     if not made.is_floating_point():
-        made = made.to(like.dtype)
-    if isinstance(value, float):
-        made = torch.as_tensor(value, dtype=torch.float64, device=like.device)
+        made = made.to(inner)
     values = made.detach()
     if has(~((values > 0) & values.isfinite())):
         raise ValueError(f"{name} must be finite and > 0, got {_shown(values)}")
@@ -198,15 +218,11 @@ def check_operands(
                 f"mask must be bool (..., {n}), True = takes part, "
                 f"got {mask.dtype} {tuple(mask.shape)}"
             )
-    leading = [
-        value.shape[:-2] if name == "templates" else value.shape[:-1]
+    leads = {
+        name: value.shape[:-2] if name == "templates" else value.shape[:-1]
         for name, value in named.items()
-    ]
-    try:
-        torch.broadcast_shapes(*leading)
-    except RuntimeError:
-        shown = ", ".join(f"{name} {tuple(value.shape)}" for name, value in named.items())
-        raise ValueError(f"the leading axes do not broadcast: {shown}") from None
+    }
+    broadcast(**leads)
 
 
 def check_finite(templates: Tensor, preference: Tensor, evidence: Tensor) -> None:

@@ -23,7 +23,7 @@ from fenchel.dual.problem import checked_reliability, make_problem
 from fenchel.solution import Status
 
 _SEARCH = 80  # steps for the reliability; bisection alone halves its logarithm's bracket each time
-_LEAST, _MOST = 1e-12, 1e6  # reliability |t|^2 searched; a target beyond is out of reach
+_LEAST, _TENS = 1e-12, 8  # reliability |t|^2 is searched up to ten to that power
 
 
 class WithinRadius(NamedTuple):
@@ -60,7 +60,8 @@ def within_radius(
 
     Operands as for `estimate`; radius > 0, a number or (...). The preference itself where the
     evidence is no longer than the radius. Status INFEASIBLE, and what the largest reliability tried
-    gives (1e6 over the squared size of the templates), where their hull is farther than the radius.
+    gives (1e8 over the squared size of the templates), where that does not come within the radius:
+    the templates' hull is farther, or so little farther in that rounding decides.
 
     >>> templates = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> found = within_radius(templates, None, torch.tensor([0.4], dtype=torch.float64), 0.1)
@@ -83,8 +84,21 @@ def within_radius(
     made = estimate(templates, preference, asked, strength, mask=mask)
     infeasible = torch.full_like(made.status, int(Status.INFEASIBLE))
     made = replace(made, status=torch.where(out_of_reach, infeasible, made.status))
-    pull = made.multiplier.to(torch.float64).square().sum(-1) / (2 * strength)
-    return WithinRadius(made, where(~free, strength, 0.0), made.objective - pull)
+    return WithinRadius(made, where(~free, strength, 0.0), _divergence(problem, made))
+
+
+def _divergence(problem: _Problem, made: Estimate) -> Tensor:
+    """KL(weights, preference), from the weights: the objective's other term may be far larger."""
+    assert made.weights is not None
+    weights = made.weights.to(torch.float64)
+    ones = torch.ones_like(weights)
+    share = ones if problem.preference is None else problem.preference.to(torch.float64) * ones
+    if problem.mask is not None:
+        share = where(problem.mask, share, 0.0)
+    share = share / where(share.sum(-1, keepdim=True) > 0, share.sum(-1, keepdim=True), 1.0)
+    on = weights > 0
+    ratio = where(on, weights, 1.0) / where(on, share, 1.0)
+    return (weights * ratio.log()).sum(-1)
 
 
 class _Problem(NamedTuple):
@@ -95,10 +109,12 @@ class _Problem(NamedTuple):
     mask: Tensor | None
 
     def squared_size(self) -> Tensor:
-        """Of the templates, about their middle; broadcasts with the batch."""
-        templates = self.templates.detach().double()
-        apart = templates - templates.mean(-2, keepdim=True)
-        return apart.square().sum(-1).nan_to_num(0.0).amax(-1).clamp_min(1e-300)
+        """Of the templates in use, about their middle; one where they are all the same. (...)"""
+        operands = (self.templates.detach(), self.preference, self.evidence.detach())
+        problem = make_problem(*operands, torch.ones_like(self.goal), self.mask)
+        lengths = problem.templates.square().sum(-1).unsqueeze(1)  # (g, 1, n)
+        size = where(problem.preference > 0, lengths.expand_as(problem.preference), 0.0).amax(-1)
+        return problem.layout.unpack(where(size > 0, size, 1.0))
 
     def correction(self, strength: Tensor) -> tuple[Tensor, Tensor]:
         """The factor of Newton's step for the reliability, and log(distance / goal).
@@ -126,10 +142,16 @@ def _search(problem: _Problem) -> tuple[Tensor, Tensor, Tensor]:
     """
     goal = problem.goal
     free = problem.evidence.detach().double().norm(dim=-1).expand(goal.shape) <= goal
-    unit = -problem.squared_size().log().expand(goal.shape)  # where reliability |t|^2 is one
-    low, high = unit + math.log(_LEAST), unit + math.log(_MOST)
-    beyond = ~free & (problem.correction(torch.where(free, unit, high).exp())[1] > 0)
-    settled, now = free | beyond, unit
+    unit = -problem.squared_size().log()  # where reliability |t|^2 is one
+    low, high, beyond = unit + math.log(_LEAST), unit, ~free
+    for _ in range(_TENS):  # farther out by tens, until the radius is reached
+        if not bool(beyond.any()):
+            break
+        high = torch.where(beyond, high + math.log(10.0), high)
+        off = problem.correction(torch.where(beyond, high, unit).exp())[1]
+        low = torch.where(beyond & (off > 0), high, low)
+        beyond = beyond & (off > 0)
+    settled, now = free | beyond, torch.where(free | beyond, unit, high)
     for _ in range(_SEARCH):
         factor, off = problem.correction(now.exp())
         low, high = torch.where(off > 0, now, low), torch.where(off <= 0, now, high)
@@ -139,4 +161,4 @@ def _search(problem: _Problem) -> tuple[Tensor, Tensor, Tensor]:
         newton = now + factor.log()
         inside = (newton > low) & (newton < high)
         now = torch.where(done, now, torch.where(inside, newton, (low + high) / 2))
-    return torch.where(beyond, unit + math.log(_MOST), now).exp(), free, beyond
+    return torch.where(beyond, unit + _TENS * math.log(10.0), now).exp(), free, beyond

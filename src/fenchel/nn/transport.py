@@ -100,6 +100,9 @@ class TransportAttention(Module):
         if mask is not None and mask.dtype != torch.bool:
             raise TypeError(f"key_padding_mask must be bool, True = ignored, got {mask.dtype}")
         seen = None if mask is None else ~mask
+        if mask is not None:  # what is ignored may hold anything
+            lost = mask.reshape(batch, count, 1)
+            templates = torch.where(lost, templates.new_zeros(()), templates)
         evidence = self._by_head(self.query_proj(query))  # (batch, head, query, head_dim)
         # (batch, head, 1, N, head_dim): all queries share them
         keys = self._by_head(self.template_proj(templates)).unsqueeze(2)
