@@ -113,7 +113,7 @@ def test_operators_as_torch_sees_them():
     torch.library.opcheck(kernels.paraboloid_expectation, (*operands, 7.0, 9.0, True))
     torch.library.opcheck(kernels.paraboloid_expectation, (*operands, 7.0, 9.0, False))
     weights, positions = torch.rand(3, 12, dtype=F64), fc.cell_centers(3, 4).to(F64)
-    data = em._data(weights, positions, 2, 5, 1e-6)
+    data = em._data(weights, positions, 5, 1e-6)
     begun = fc.Regions().parameters(data, 2)
     arguments = (data.weights, data.positions, data.least, *begun, 5)
     torch.library.opcheck(kernels.mixture_iterations, arguments)
