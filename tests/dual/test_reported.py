@@ -117,6 +117,11 @@ def test_shapes_that_do_not_fit_are_named():
         dual.estimate(templates, None, torch.randn(3), 1.0, mask=mask)
 
 
+def test_shapes_within_a_radius_are_named():
+    with pytest.raises(ValueError, match=r"do not broadcast.*preference \(2,\)"):
+        dual.within_radius(torch.randn(6, 3), torch.ones(2, 6), torch.randn(3, 3), 0.1)
+
+
 def test_tolerance_of_a_mixture_is_checked():
     preference = fl.continuous.Mixture(
         torch.ones(1), fl.continuous.Gaussian(torch.zeros(1, 2), torch.eye(2).expand(1, 2, 2))

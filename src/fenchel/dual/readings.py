@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fenchel._numerics import where
 from fenchel.dual.estimate import Estimate, curvature_solve, estimate
-from fenchel.dual.problem import checked_reliability, make_problem
+from fenchel.dual.problem import broadcast, checked_reliability, make_problem
 from fenchel.solution import Status
 
 _SEARCH = 80  # steps for the reliability; bisection alone halves its logarithm's bracket each time
@@ -69,8 +69,9 @@ def within_radius(
     0.8
     """
     goal = checked_reliability(radius, "radius", evidence).to(torch.float64)
-    shapes = (x.shape[:-1] for x in (evidence, preference, mask) if x is not None)
-    batch = torch.broadcast_shapes(templates.shape[:-2], goal.shape, *shapes)
+    named = {"evidence": evidence, "preference": preference, "mask": mask}
+    shapes = {name: x.shape[:-1] for name, x in named.items() if x is not None}
+    batch = broadcast(templates=templates.shape[:-2], radius=goal.shape, **shapes)
     problem = _Problem(templates, preference, evidence, goal.expand(batch), mask)
     with torch.no_grad():
         start, free, out_of_reach = _search(problem)
