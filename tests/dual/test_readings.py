@@ -157,3 +157,8 @@ def test_penalised_likelihood_and_bayes():
         assert cost(other / other.sum()) > cost(e.weights)
     with pytest.raises(ValueError, match="noise must be finite and > 0"):
         dual.reliability_of(0.0)
+
+
+def test_a_list_is_named_by_within_radius():
+    with pytest.raises(TypeError, match="templates must be a tensor"):
+        dual.within_radius([[0.0], [1.0]], None, torch.tensor([0.4]), 0.1)

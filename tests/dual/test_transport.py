@@ -169,6 +169,34 @@ def test_what_rounding_leaves_is_not_called_solved():
     assert e.status == Status.MAX_STEPS
 
 
+@pytest.mark.parametrize("size", [1e3, 1e8, 1e11])
+def test_evidence_across_the_templates_moves_no_weight(size):
+    """The templates leave out a coordinate exactly: what is there must not end the search."""
+    templates, preference, cost, evidence = draw(6, None, 3)
+    templates[:, 2] = 0
+    evidence[2] = 0
+    alone = transport(templates, preference, cost, evidence, 2.0, 0.5)
+    across = torch.tensor([0.0, 0.0, size], dtype=DOUBLE)
+    both = transport(templates, preference, cost, evidence + across, 2.0, 0.5)
+    assert_optimal(both, evidence + across, 2.0)
+    torch.testing.assert_close(both.weights, alone.weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-11])
+def test_little_evidence_keeps_its_digits(size):
+    """To first order in the evidence, lam = (1 / a + C / gamma)^-1 z; the mean rounds at 1e-16."""
+    templates, preference, cost, evidence = draw(6, None, 3)
+    e = transport(templates, preference, cost, size * evidence, 2.0, 0.5)
+    plan = plan_of(templates, preference, cost, torch.zeros(3, dtype=DOUBLE), 0.5)
+    u = plan.sum(0)
+    means = (plan / u).mT @ templates
+    spread = templates.mT @ (plan.sum(1, keepdim=True) * templates)
+    spread = spread - means.mT @ (u.unsqueeze(1) * means)
+    eye = torch.eye(3, dtype=DOUBLE)
+    wanted = torch.linalg.solve(eye / 2.0 + spread / 0.5, size * evidence)
+    assert (e.multiplier - wanted).norm() <= (10 * size + 1e-14 / size) * wanted.norm()
+
+
 @pytest.mark.parametrize("constant", [1e3, 1e12])
 def test_a_constant_of_the_cost_costs_no_digits(constant):
     templates, preference, cost, evidence = draw()

@@ -209,6 +209,17 @@ def test_wrong_values_are_refused(function, change, message):
         function(**(given | change))
 
 
+def test_values_take_part_in_the_precision():
+    templates, evidence = torch.randn(5, 3), torch.randn(3)
+    values = torch.randn(5, 2, dtype=DOUBLE)
+    found = dot_product_transport(templates, None, evidence, 1.0, 1.0, values=values)
+    wide = (x.double() for x in (templates, evidence))
+    wanted = dot_product_transport(next(wide), None, next(wide), 1.0, 1.0, values=values)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    with pytest.raises(TypeError, match="values must be a tensor"):
+        dot_product_transport(templates, None, evidence, 1.0, 1.0, values=values.tolist())
+
+
 def test_wrong_types_are_refused():
     templates, preference, cost, evidence = draw(4)
     with pytest.raises(TypeError, match="cost must be a tensor"):

@@ -491,6 +491,16 @@ def test_repr_names_the_choices():
     assert "PositionPreference(num_heads=3, buckets=32, bidirectional=True)" in text
 
 
+@pytest.mark.parametrize("solution", ["first_order", "second_order", "exact"])
+def test_no_templates_at_all(solution):
+    layer = PreferenceAttention(WIDTH, 2, solution=solution)
+    query = torch.randn(2, 3, WIDTH)
+    output, found = layer(query, query[:, :0], need_estimate=True)
+    assert_equal(output, layer.out_proj.bias.expand_as(output))
+    assert found.weights.shape == (2, 2, 3, 0)
+    assert (found.status == int(Status.EMPTY)).all()
+
+
 def test_preference_is_moved_with_the_layer():
     layer = make(preference=both()).to(torch.float32)
     assert {p.dtype for p in layer.parameters()} == {torch.float32}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fenchel._numerics import where
 from fenchel.dual.estimate import Estimate, curvature_solve, estimate
-from fenchel.dual.problem import broadcast, checked_reliability, make_problem
+from fenchel.dual.problem import broadcast, check_operands, checked_reliability, make_problem
 from fenchel.solution import Status
 
 _SEARCH = 80  # steps for the reliability; bisection alone halves its logarithm's bracket each time
@@ -68,6 +68,7 @@ def within_radius(
     >>> round(float(found.estimate.mean), 12)
     0.8
     """
+    check_operands(templates, preference, evidence, mask)
     goal = checked_reliability(radius, "radius", evidence).to(torch.float64)
     named = {"evidence": evidence, "preference": preference, "mask": mask}
     shapes = {name: x.shape[:-1] for name, x in named.items() if x is not None}

@@ -22,7 +22,7 @@ from torch import Tensor
 from fenchel._numerics import check_whole, transformed, where
 from fenchel.dual.estimate import Estimate
 from fenchel.dual.transport_attention import dot_product_transport
-from fenchel.dual.transport_newton import ENOUGH, Rows, maximise
+from fenchel.dual.transport_newton import ENOUGH, MOST, Rows, maximise
 from fenchel.dual.transport_problem import TransportProblem, make_transport
 from fenchel.kernels.operators import register_vmap
 from fenchel.solution import Status
@@ -72,8 +72,9 @@ def transport(
     preference: divided by its sum.
     mask (..., N): True = takes part; with n = N it holds for the preference as well. A row in which
     nothing does gives zeros and status EMPTY.
-    tolerance: of the gap, relative to 1 + the sizes of the problem's terms. Where reliability
-    |t|^2 / gamma exceeds some 1e10 rounding may leave more, with status MAX_STEPS.
+    tolerance: of gap / gamma, relative to what it was at no evidence or to 1, whichever is less.
+    Rounding may leave more: up to 1e-12 of 1 + the sizes of the problem's terms, and 1e-2, it
+    passes for solved; beyond that the status is MAX_STEPS (from reliability |t|^2 / gamma of 1e10).
 
     >>> templates = torch.tensor([[0.0, 0.0], [0.0, 0.1], [1.0, 0.0]], dtype=torch.float64)
     >>> cost = torch.cdist(templates, templates)
@@ -97,7 +98,7 @@ def transport(
         v = _by_steps(operands, found[0])
     else:
         v = _Multiplier.apply(*operands, found[0])  # type: ignore[no-untyped-call]
-    return _assemble(problem, prior, target, v, (*found[2:], max(tolerance, ENOUGH)))
+    return _assemble(problem, prior, target, v, (*found[2:], tolerance))
 
 
 def transport_first_order(
@@ -160,7 +161,7 @@ def _assemble(
 ) -> Estimate:
     """All that follows from v = lam / gamma (g, m, d) and the true preference (g, m, N).
 
-    exact: steps and status (g, m), and the relative gap that passes for solved.
+    exact: steps and status (g, m), and the tolerance of the gap.
     """
     weights, potential = tilted(_operands(problem), v)
     gamma, strength = problem.gamma.squeeze(-1), problem.strength
@@ -176,9 +177,10 @@ def _assemble(
     steps = torch.zeros_like(gap, dtype=torch.int64)
     status = torch.full_like(steps, int(Status.OK))
     if exact is not None:
-        steps, status, enough = exact
+        steps, status, tolerance = exact
         scale = 1 + pull + inner.abs() + potential.abs()
-        off = (status == Status.OK.value) & (gap > enough * scale)  # of these weights, as returned
+        enough = (max(tolerance, ENOUGH) * scale).clamp(max=max(tolerance, MOST))
+        off = (status == Status.OK.value) & (gap > enough)  # of these weights, as returned
         status = torch.where(off, torch.full_like(status, int(Status.MAX_STEPS)), status)
     status = torch.where(problem.wrong, torch.full_like(status, int(Status.NONFINITE)), status)
     status = torch.where(problem.empty, torch.full_like(status, int(Status.EMPTY)), status)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fenchel._numerics import compute_dtype, full_precision, where
+from fenchel._numerics import check_tensor, compute_dtype, full_precision, where
 from fenchel.attention import attention
 from fenchel.dual.problem import (
     Layout,
@@ -58,6 +58,9 @@ def dot_product_transport(
         preference = templates.new_ones(templates.shape[-2])
     dtype = torch.promote_types(templates.dtype, evidence.dtype)
     dtype = torch.promote_types(dtype, preference.dtype)
+    if values is not None:
+        check_tensor(values, "values")
+        dtype = torch.promote_types(dtype, values.dtype)
     inner = compute_dtype(dtype)
     reliability = checked_reliability(reliability, "reliability", evidence).to(inner)
     gamma = checked_reliability(gamma, "gamma", evidence).to(inner)

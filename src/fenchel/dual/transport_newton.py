@@ -39,7 +39,7 @@ _COOLING = 10.0
 _LINES = 60  # trials along one direction
 _RISE = 1e-4  # of what the slope promises
 _FLAT = 0.5  # of the slope may remain
-ENOUGH = 1e-12  # of the gap, relative to the scale of its terms
+ENOUGH, MOST = 1e-12, 1e-2  # of the gap, relative to the scale of its terms, and itself
 _PATIENCE = 6  # steps without progress: rounding is all that is left
 
 
@@ -177,8 +177,13 @@ class _Run:
         self.problem, self.tolerance = problem, tolerance
         size = problem.templates.square().sum(-1).amax(-1)[:, None]  # (g, 1)
         heat = (problem.strength.squeeze(-1) * size / _EASY).clamp_min(1)
-        self.point = _Point(problem, torch.zeros_like(problem.target), heat)
+        nothing = torch.zeros_like(problem.target)
+        self.point = _Point(problem, nothing, torch.ones_like(heat))
+        first = self.point.gap.flatten().clamp(max=1.0)
+        if bool((heat > 1).any()):
+            self.point = _Point(problem, nothing, heat)
         rows = problem.target.flatten(0, 1)
+        self.first = first
         self.best = torch.zeros_like(rows)
         self.best_gap = torch.full_like(rows[:, 0], torch.inf)
         self.steps = torch.zeros_like(self.best_gap, dtype=torch.int64)
@@ -201,18 +206,22 @@ class _Run:
         self.point = _line(self.problem, before, live)
         self.steps[self.index] += live.flatten()
         rose = self.point.value - before.value > 1e-13 * self.point.scale
-        better = (before.heat == 1) & (self.point.gap < self.best_gap[self.index].view_as(rose))
+        closer = 0.25 * self.best_gap[self.index].view_as(rose)
+        better = (before.heat == 1) & (self.point.gap < closer)
         stalled = self.stalled[self.index] + 1
         self.stalled[self.index] = stalled.masked_fill((rose | better).flatten(), 0)
         self._cool()
         return True
 
     def _live(self) -> Tensor:
-        """(g, m). Small gaps say little of rows with a small strength: `apart` does."""
+        """(g, m). Small gaps say little of rows with a small strength: `apart` does, and how much
+        of the first gap is left. Large terms say nothing: what is added to a row across its
+        templates makes them large, and moves no weight."""
         point, stalled = self.point, self.stalled[self.index].view_as(self.point.gap)
-        small = point.gap <= self.tolerance * point.scale
-        right = small & (point.apart <= 0.01 * self.tolerance**0.5)
-        over = right | (stalled >= torch.where(small, 2, _PATIENCE))
+        goal = self.tolerance * self.first[self.index].view_as(point.gap)
+        right = (point.gap <= goal) & (point.apart <= 0.01 * self.tolerance**0.5)
+        small = (point.gap <= ENOUGH * point.scale) & (point.gap <= MOST)
+        over = right | (stalled >= torch.where(small, 1, _PATIENCE))
         done: Tensor = (point.heat == 1) & over
         return ~done & point.gap.isfinite()
 
@@ -243,7 +252,8 @@ class _Run:
         steps = self.steps.view_as(point.gap)
         status = torch.full_like(steps, int(Status.OK))
         enough = max(self.tolerance, ENOUGH)  # rounding of the scores is what stays of the gap
-        status[~(point.gap <= enough * point.scale)] = int(Status.MAX_STEPS)
+        good = (point.gap <= enough * point.scale) & (point.gap <= max(self.tolerance, MOST))
+        status[~good] = int(Status.MAX_STEPS)
         status[~point.gap.isfinite()] = int(Status.NONFINITE)
         return Solved(point.v, point.gap, steps, status)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -346,6 +347,12 @@ class PreferenceAttention(Module):
         self, z: Tensor, t: Tensor, v: Tensor, bias: Tensor | None, causal: bool
     ) -> tuple[Tensor, Estimate]:
         """(batch, head, query, head_dim), and the estimates of its rows."""
+        if not t.shape[2]:  # no template: as one that no query may see
+            t, v = (torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2) for x in (t, v))
+            hidden = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=t.device)
+            heads, found = self._solve(z, t, v, hidden, causal)
+            assert found.weights is not None
+            return heads, replace(found, weights=found.weights[..., :0])
         dtype = compute_dtype(z.dtype)
         with full_precision(z):
             allowed, preference = _as_preference(bias, causal, z.shape[2], t)
