@@ -1,0 +1,146 @@
+"""The Lipschitz constant at a point: the operator norm of the Jacobian there.
+
+It bounds nothing beyond the point, and is what every certificate must exceed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_tensor, check_whole
+
+_COLUMNS = 2**22  # numbers of the Jacobian that are held at once
+
+
+@dataclass(frozen=True)
+class Local:
+    """value: the norm. error: a singular value lies within this of it, for norm 2; zero else.
+    products: with the Jacobian or its transpose. direction: the input that is stretched most."""
+
+    value: float
+    error: float
+    products: int
+    direction: Tensor
+
+
+def local_lipschitz(
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+    norm: float = 2.0,
+    *,
+    tolerance: float = 1e-10,
+    max_products: int = 200,
+    generator: torch.Generator | None = None,
+) -> Local:
+    """sup |J b| / |b| at x, J the Jacobian of `function`: any shapes, norms 1, 2 or inf.
+
+    norm 2: Golub and Kahan's bidiagonalisation with a random start, until the residual is at most
+    tolerance * value or max_products are used. The residual is a proven distance to a singular
+    value, and with a random start almost surely the largest. norm 1: all columns; inf: all rows.
+
+    >>> matrix = torch.tensor([[3.0, 0.0], [4.0, 5.0]], dtype=torch.float64)
+    >>> x = torch.zeros(2, dtype=torch.float64)
+    >>> round(local_lipschitz(lambda x: matrix @ x, x).value, 6)
+    6.708204
+    >>> local_lipschitz(lambda x: matrix @ x, x, norm=1).value
+    7.0
+    """
+    check_tensor(x, "x")
+    check_whole(max_products, "max_products", 2)
+    if not x.is_floating_point() or not x.numel():
+        raise ValueError(f"x must be floating point and not empty, got {x.dtype} {tuple(x.shape)}")
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
+    x = x.detach()
+    if norm == 2:
+        return _bidiagonalised(_Products(function, x), tolerance, max_products, generator)
+    if norm in (1, math.inf):
+        return _summed(function, x, norm)
+    raise ValueError(f"norm must be 1, 2 or inf, got {norm!r}")
+
+
+class _Products:
+    """J b and J' a, as flat vectors."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> None:
+        self.function, self.x, self.count = function, x, 0
+        made, self.pull = torch.func.vjp(function, x)
+        self.shape = made.shape
+
+    def forward(self, b: Tensor) -> Tensor:
+        self.count += 1
+        return torch.func.jvp(self.function, (self.x,), (b.view_as(self.x),))[1].flatten()
+
+    def backward(self, a: Tensor) -> Tensor:
+        self.count += 1
+        (pulled,) = self.pull(a.reshape(self.shape))
+        return pulled.flatten()
+
+
+def _bidiagonalised(
+    products: _Products, tolerance: float, most: int, generator: torch.Generator | None
+) -> Local:
+    """J V = U B with U, V orthonormal and B upper bidiagonal; B's largest singular value."""
+    x = products.x
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    start = torch.randn(x.numel(), generator=generator, dtype=torch.float64).to(x)
+    right, left = [start / start.norm()], [products.forward(start / start.norm())]
+    diagonal, above = [float(left[0].norm())], list[float]()
+    value, error, direction = diagonal[0], math.inf, right[0]
+    while diagonal[-1] > 0:
+        left[-1] = left[-1] / diagonal[-1]
+        rest = _across(products.backward(left[-1]) - diagonal[-1] * right[-1], right)
+        beta = float(rest.norm())
+        matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+        matrix += torch.diag(torch.tensor(above, dtype=torch.float64), 1)
+        u, singular, vh = torch.linalg.svd(matrix)
+        value, error = float(singular[0]), beta * abs(float(u[-1, 0]))
+        direction = torch.stack(right, 1) @ vh[0].to(x)
+        small = error <= tolerance * value or beta <= 1e-15 * value
+        if small or len(right) == x.numel() or products.count + 2 > most:
+            break
+        right.append(rest / beta)
+        above.append(beta)
+        left.append(_across(products.forward(right[-1]) - beta * left[-1], left))
+        diagonal.append(float(left[-1].norm()))
+    if diagonal[-1] == 0:  # the image is exhausted: B is exact
+        error = 0.0
+    return Local(value, error, products.count, direction.view_as(x))
+
+
+def _across(x: Tensor, basis: list[Tensor]) -> Tensor:
+    """Less its part along the basis, twice, for what rounding leaves."""
+    stacked = torch.stack(basis, 1)
+    for _ in range(2):
+        x = x - stacked @ (stacked.mT @ x)
+    return x
+
+
+def _summed(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> Local:
+    """Norm 1: the largest column's sum of sizes; inf: the largest row's."""
+    made, pull = torch.func.vjp(function, x)
+    count, across = (x.numel(), made) if norm == 1 else (made.numel(), x)
+    some = max(1, _COLUMNS // max(1, across.numel()))
+    best, place, row = -1.0, 0, x.new_zeros(x.shape)
+    for start in range(0, count, some):
+        units = torch.zeros(min(some, count - start), count, dtype=x.dtype, device=x.device)
+        units[torch.arange(len(units)), start + torch.arange(len(units))] = 1
+        if norm == 1:
+            push = lambda b: torch.func.jvp(function, (x,), (b.view_as(x),))[1]  # noqa: E731
+            lines = torch.vmap(push)(units)
+        else:
+            lines = torch.vmap(lambda a: pull(a.view_as(made))[0])(units)
+        sums = lines.flatten(1).abs().sum(-1)
+        if float(sums.max()) > best:
+            best, place = float(sums.max()), start + int(sums.argmax())
+            row = lines[int(sums.argmax())]
+    direction = row.sign()
+    if norm == 1:
+        direction = torch.zeros(count, dtype=x.dtype, device=x.device)
+        direction[place] = 1
+    return Local(best, 0.0, count, direction.view_as(x))
