@@ -93,7 +93,7 @@ def length(x: Tensor, norm: float | str, axes: int) -> Tensor:
     "tokens": the longest token in the l2 norm; a number: of all coordinates together.
     """
     if norm == "tokens":
-        tokens = torch.linalg.vector_norm(x, dim=-1)
+        tokens: Tensor = torch.linalg.vector_norm(x, dim=-1)
         return tokens.flatten(1 - axes).amax(-1) if axes > 1 else tokens
     size: Tensor = torch.linalg.vector_norm(x.flatten(-axes), norm, dim=-1)
     return size
@@ -111,7 +111,7 @@ def _functional(image: Tensor, norm: float | str) -> Tensor:
     if norm == 2:
         return image
     if norm == "tokens":
-        size = image.norm(dim=-1)
+        size: Tensor = torch.linalg.vector_norm(image, dim=-1)
         longest = size == size.flatten(1).amax(-1).reshape(-1, *(1,) * (size.dim() - 1))
         return image * longest.unsqueeze(-1)
     largest = flat.abs() == flat.abs().amax(-1, keepdim=True)
@@ -126,7 +126,8 @@ def _direction(pulled: Tensor, norm: float | str) -> Tensor:
     if norm == 2:
         return pulled
     if norm == "tokens":
-        return pulled / pulled.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        size: Tensor = torch.linalg.vector_norm(pulled, dim=-1, keepdim=True)
+        return pulled / size.clamp_min(1e-300)
     return pulled.sign()
 
 

@@ -299,7 +299,8 @@ class MeasureTrials(Trials):
 
 def _length(x: Tensor) -> Tensor:
     """(count, 1, d) -> (count), in the l2 norm."""
-    return torch.linalg.vector_norm(x.squeeze(-2), dim=-1)
+    size: Tensor = torch.linalg.vector_norm(x.squeeze(-2), dim=-1)
+    return size
 
 
 def _apart(t: Trial) -> Tensor:

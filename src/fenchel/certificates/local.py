@@ -69,16 +69,17 @@ class _Products:
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> None:
         self.function, self.x, self.count = function, x, 0
-        made, self.pull = torch.func.vjp(function, x)
+        made, self.pull = torch.func.vjp(function, x)  # type: ignore[misc]
         self.shape = made.shape
 
     def forward(self, b: Tensor) -> Tensor:
         self.count += 1
-        return torch.func.jvp(self.function, (self.x,), (b.view_as(self.x),))[1].flatten()
+        image: Tensor = torch.func.jvp(self.function, (self.x,), (b.view_as(self.x),))[1]
+        return image.flatten()
 
     def backward(self, a: Tensor) -> Tensor:
         self.count += 1
-        (pulled,) = self.pull(a.reshape(self.shape))
+        pulled: Tensor = self.pull(a.reshape(self.shape))[0]
         return pulled.flatten()
 
 
@@ -123,7 +124,7 @@ def _across(x: Tensor, basis: list[Tensor]) -> Tensor:
 
 def _summed(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> Local:
     """Norm 1: the largest column's sum of sizes; inf: the largest row's."""
-    made, pull = torch.func.vjp(function, x)
+    made, pull = torch.func.vjp(function, x)  # type: ignore[misc]
     count, across = (x.numel(), made) if norm == 1 else (made.numel(), x)
     some = max(1, _COLUMNS // max(1, across.numel()))
     best, place, row = -1.0, 0, x.new_zeros(x.shape)

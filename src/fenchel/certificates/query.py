@@ -116,7 +116,7 @@ def query_bound(
     bound = n ** (alpha - 1) * pairs.flatten(-2).amax(-1) / 4
     if alpha > 1 and norm == 2:
         bound = torch.minimum(bound, _scatter_bound(keys, values, alpha))
-    return bound / temperature
+    return torch.div(bound, temperature)
 
 
 def distances(x: Tensor, norm: float = 2.0) -> Tensor:

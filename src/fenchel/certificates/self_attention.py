@@ -7,7 +7,7 @@ A = W_k' W_q, and u_i = W_k'(W_q x_i + b) / tau with |u_i| <= g = (|A| R + |W_k'
 
 For a unit vector a and y_j = <a, x_j - m_i>, whose mean under p_i is zero, the bracket is
 E <a + y u_i, dx> <= sqrt(1 + |u_i|^2 Var y) sqrt(E |dx|^2), and Var y <= R^2. Scores of one row
-differ by at most 2 g R, so p_ij <= 1 / (1 + (n - 1) e^(-2 g R)), and sum_i p_ij <= N = n times that:
+differ by at most 2 g R, so p_ij <= 1 / (1 + (n - 1) e^(-2 g R)) and sum_i p_ij <= N, n times that:
 
     |dY| <= |W_v| [ sqrt(N (1 + g^2 R^2)) + |A| R^2 / tau ] |dX|                       (l2)
 
