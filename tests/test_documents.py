@@ -31,6 +31,23 @@ def test_snippets_run(path, capsys, monkeypatch):
     assert "Traceback" not in capsys.readouterr().out
 
 
+SHOWING = [path for path in DOCUMENTS if "\n```text\n" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", SHOWING, ids=lambda p: p.name)
+def test_shown_outputs_are_what_is_printed(path, capsys):
+    """A block of text right after a block of code is its output."""
+    pattern = r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?"
+    pairs = re.findall(pattern, path.read_text(), re.DOTALL | re.MULTILINE)
+    assert any(shown for _, shown in pairs)
+    torch.manual_seed(0)
+    namespace = {}
+    for code, shown in pairs:
+        exec(code, namespace)
+        printed = capsys.readouterr().out
+        assert not shown or printed == shown
+
+
 def test_the_page_that_registers_names_can_be_run_again(capsys):
     """Names are kept by the process, and a notebook's cells run more than once."""
     for _ in range(2):

@@ -102,3 +102,16 @@ def test_attention_is_the_map_of_scaled_dot(scale):
         weights = fl.solve(fl.scores.scaled_dot(Q, K, scale), regularizer).weights
         output = fl.attention(Q, K, value, regularizer, scale=scale)
         assert (weights @ value - output).abs().max() <= 1e-13
+
+
+def test_second_derivatives_where_points_meet():
+    """-|x|^2 / 2 has the Hessian -1, also where rounding puts the score above zero."""
+    points = torch.randn(40, 16, dtype=torch.float64)
+
+    def score(x):
+        return fl.scores.negative_squared_distance(x, points).diagonal()
+
+    for row in range(len(points)):
+        found = torch.func.hessian(lambda x, row=row: score(points.index_copy(
+            0, torch.tensor([row]), x.unsqueeze(0)))[row])(points[row])  # fmt: skip
+        torch.testing.assert_close(found, -torch.eye(16, dtype=torch.float64), rtol=0, atol=1e-12)

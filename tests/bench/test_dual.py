@@ -72,10 +72,18 @@ def test_command_writes_json_and_picture(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "dual", "--model", str(tmp_path)])
     assert result.exit_code != 0
     assert "go together" in result.output
+    result = CliRunner().invoke(app, ["bench", "dual", "--quick", "--layer", "1"])
+    assert result.exit_code == 2
+    assert "--layer is of a model" in result.output
 
 
-def test_layer_of_a_model_gives_its_own_attention(tmp_path: Path) -> None:
-    """softmax(<t, z>) is the model's attention (CLAIMS D-E19a)."""
+def test_quick_sizes_say_that_they_are_small() -> None:
+    assert "quick sizes" in dual.Report(dual.QUICK, methods.synthetic(4, 6, 2, 0), ()).warning
+    assert dual.Report(dual.FULL, methods.synthetic(4, 6, 2, 0), ()).warning == ""
+
+
+def save_bert(folder: Path) -> Any:
+    """A small BERT with its tokenizer."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3,
@@ -83,11 +91,21 @@ def test_layer_of_a_model_gives_its_own_attention(tmp_path: Path) -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.BertModel(config).eval()
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxy"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    (folder / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return model
+
+
+def test_layer_of_a_model_gives_its_own_attention(tmp_path: Path, capfd: Any) -> None:
+    """softmax(<t, z>) is the model's attention (CLAIMS D-E19a)."""
+    transformers = pytest.importorskip("transformers")
+    model = save_bert(tmp_path)
+    capfd.readouterr()
     layer = methods.of_model(tmp_path, "a b c d e f", layer=1, tokens=6)
+    assert "Loading" not in capfd.readouterr().err
+    assert layer.source == f"{tmp_path.name}, layer 2 of 2"
     ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(
         "a b c d e f", return_tensors="pt", truncation=True, max_length=6
     )
@@ -95,3 +113,29 @@ def test_layer_of_a_model_gives_its_own_attention(tmp_path: Path) -> None:
         wanted = model.double()(**ids, output_attentions=True).attentions[1][0]  # (heads, n, n)
     found = estimation.first_order(layer.templates, None, layer.evidence, 1.0).weights
     torch.testing.assert_close(found.unflatten(0, (3, 6)), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", ["2", "-1"])
+def test_a_layer_that_is_not_there_is_named(tmp_path: Path, layer: str) -> None:
+    save_bert(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("a b c", encoding="utf-8")
+    command = ["bench", "dual", "--quick", "--model", str(tmp_path), "--text", str(text)]
+    result = CliRunner().invoke(app, [*command, "--layer", layer], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"layer must be 0..1 for the 2 layers of {tmp_path.name}, got {layer}" in result.output
+
+
+def test_a_t5_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=10, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
+    )
+    made = transformers.T5Model(config)
+    monkeypatch.setattr(methods, "load", lambda folder: (made, None))
+    text = tmp_path / "text.txt"
+    text.write_text("a b c", encoding="utf-8")
+    command = ["bench", "dual", "--quick", "--model", str(tmp_path), "--text", str(text)]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "needs a BERT or its kin, got T5Model" in result.output

@@ -42,10 +42,13 @@ class Sweep:
     gap: float = 1e-8
     rounds: Rounds = field(default_factory=lambda: Rounds(1, 5, 30.0))
     seed: int = 0
+    quick: bool = False  # sizes that show that it runs, and little of the times
 
 
 FULL = Sweep()
-QUICK = Sweep(tokens=32, width=64, heads=4, reliabilities=(1.0, 10.0), rounds=Rounds(1, 3, 2.0))
+QUICK = Sweep(
+    tokens=32, width=64, heads=4, reliabilities=(1.0, 10.0), rounds=Rounds(1, 3, 2.0), quick=True
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,10 @@ class Report:
 
     @property
     def warning(self) -> str:
-        return disturbance(self.others)
+        small = (
+            "quick sizes: these times are not those of a layer in use" if self.sweep.quick else ""
+        )
+        return "; ".join(note for note in (disturbance(self.others), small) if note)
 
     def as_json(self) -> Entry:
         templates, evidence = self.layer.templates, self.layer.evidence

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fenchel import dual
 from fenchel.bench import extras
+from fenchel.lens.recognise import family_of
+from fenchel.lens.text import load
 
 _MEMORY = 10  # pairs that L-BFGS keeps
 _MOST = 6000  # iterations
@@ -58,10 +60,18 @@ def synthetic(tokens: int, width: int, heads: int, seed: int) -> Layer:
 
 
 def of_model(folder: Path, text: str, layer: int, tokens: int) -> Layer:
-    """Of a BERT in a local folder: t_i = x_i / sqrt(d'), z = K' Q x (CLAIMS D-E19a)."""
-    transformers = extras.load("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model: Any = transformers.AutoModel.from_pretrained(folder).double().eval()
+    """Of a BERT in a local folder: t_i = x_i / sqrt(d'), z = K' Q x, first order the layer itself.
+
+    layer: counted from 0, as in `model.encoder.layer[layer]`; in the source's name from 1.
+    """
+    extras.load("transformers", "hf")
+    model, tokenizer = load(folder)
+    count = _layers(model)  # CLAIMS D-E19a
+    if not 0 <= layer < count:
+        raise ValueError(
+            f"layer must be 0..{count - 1} for the {count} layers of {folder.name}, got {layer}"
+        )
+    model = model.double()
     inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=tokens)
     with torch.no_grad():
         hidden = model(**inputs, output_hidden_states=True).hidden_states[layer][0]
@@ -71,8 +81,18 @@ def of_model(folder: Path, text: str, layer: int, tokens: int) -> Layer:
         key = attention.key.weight.unflatten(0, (heads, -1))  # (heads, d', d)
         evidence = torch.einsum("hed,nhe->hnd", key, query)
     size = key.shape[1]
-    source = f"{folder.name}, layer {layer}"
+    source = f"{folder.name}, layer {layer + 1} of {count}"
     return Layer(hidden / size**0.5, evidence.flatten(0, 1), source)
+
+
+def _layers(model: Any) -> int:
+    """How many layers a BERT has; anything else is refused."""
+    if family_of(model).pair:
+        raise ValueError(
+            f"the benchmark needs a BERT or its kin, got {type(model).__name__}; of a T5 "
+            "`fenchel lens deviation` solves every layer"
+        )
+    return len(model.encoder.layer)
 
 
 # ---- the methods

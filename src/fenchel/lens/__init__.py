@@ -6,6 +6,7 @@ found.multiplier[layer]                                   # (batch, head, query)
 """
 
 from fenchel.lens.audit import deviation
+from fenchel.lens.constants import Stability, stability
 from fenchel.lens.deviations import Deviations
 from fenchel.lens.problems import LayerProblem, problems
 from fenchel.lens.recognise import Kind
@@ -15,9 +16,11 @@ __all__ = [
     "Deviations",
     "Kind",
     "LayerProblem",
+    "Stability",
     "deviation",
     "encode",
     "load",
     "problems",
     "sentences",
+    "stability",
 ]

@@ -1,4 +1,4 @@
-"""Every attention layer of a model as an estimation problem (CLAIMS D-E19a, D-E19b).
+"""Every attention layer of a model as an estimation problem.
 
 The scores of a head are sigma <K x_i + b_K, Q y_k + b_Q> + bias_ik; sigma is 1 / sqrt(d') in BERT
 and 1 in T5. With templates t_i = c x_i, the inputs of the key projection, and
@@ -99,7 +99,7 @@ def problems(
     Arguments as of `deviation`; all sentences in one pass of the model, so that memory grows with
     their number.
     """
-    found = attentions(model, attention)
+    found = attentions(model, attention)  # CLAIMS D-E19a, D-E19b
     batch = Batch.of(model, inputs, attention)
     return list(layer_problems(model, found, batch, reliability, scaling))
 
@@ -114,7 +114,7 @@ def layer_problems(
     """After one pass of the model; made one at a time, since evidence is large."""
     factor = check_scaling(scaling, found[0])
     seen = [_Seen() for _ in found]
-    with _evaluating(model), ExitStack() as hooks, torch.no_grad():
+    with evaluating(model), ExitStack() as hooks, torch.no_grad():
         for one, to in zip(found, seen, strict=True):
             for hook in _watch(one, to):
                 hooks.callback(hook.remove)
@@ -168,7 +168,7 @@ def _watch(one: Attention, to: _Seen) -> Iterator[Any]:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Without dropout; modules that were in training mode are put back."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -17,6 +17,7 @@ class Family:
     ending: str  # of the attention's class
     query: str
     key: str
+    value: str
     heads: str
     head_size: str
     mask: str
@@ -24,9 +25,15 @@ class Family:
 
 
 _BERT = Family(
-    "SelfAttention", "query", "key", "num_attention_heads", "attention_head_size", "attention_mask"
+    "SelfAttention",
+    "query",
+    "key",
+    "value",
+    "num_attention_heads",
+    "attention_head_size",
+    "attention_mask",
 )
-_T5 = Family("T5Attention", "q", "k", "n_heads", "key_value_proj_dim", "mask", pair=True)
+_T5 = Family("T5Attention", "q", "k", "v", "n_heads", "key_value_proj_dim", "mask", pair=True)
 
 # By `config.model_type`.
 FAMILIES = {
@@ -55,6 +62,11 @@ class Attention:
     @property
     def key(self) -> nn.Linear:
         found: nn.Linear = getattr(self.module, self.family.key)
+        return found
+
+    @property
+    def value(self) -> nn.Linear:
+        found: nn.Linear = getattr(self.module, self.family.value)
         return found
 
     @property

@@ -1,5 +1,5 @@
 """Modules: torch's multi-head attention with any regulariser, new or inside a model you have,
-attention over continuous domains, and attention as estimation."""
+attention over continuous domains, attention as estimation, and layers with certified constants."""
 
 from fenchel.nn.continuous import (
     ContinuousAttention1d,
@@ -8,6 +8,12 @@ from fenchel.nn.continuous import (
     Select,
 )
 from fenchel.nn.conversion import convert
+from fenchel.nn.lipschitz import (
+    DotForm,
+    GaussianForm,
+    LipschitzAttention,
+    LipschitzFeedForward,
+)
 from fenchel.nn.multihead import MultiheadAttention
 from fenchel.nn.preference import (
     ContentPreference,
@@ -18,19 +24,27 @@ from fenchel.nn.preference import (
 )
 from fenchel.nn.regularizer import LearnedTsallis
 from fenchel.nn.transport import TransportAttention
+from fenchel.nn.universal import FixedPoint, Iteration, UniversalTransformer
 
 __all__ = [
     "ContentPreference",
     "ContinuousAttention1d",
     "ContinuousAttention2d",
     "ContinuousTransformerLayer",
+    "DotForm",
+    "FixedPoint",
+    "GaussianForm",
+    "Iteration",
     "LearnedReliability",
     "LearnedTsallis",
+    "LipschitzAttention",
+    "LipschitzFeedForward",
     "MultiheadAttention",
     "PositionPreference",
     "PreferenceAttention",
     "Select",
     "TransportAttention",
     "UniformPreference",
+    "UniversalTransformer",
     "convert",
 ]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 
 @dataclass(frozen=True)
 class Tour:
-    """Settings of one tour. `quick` shrinks what is slow (for tests)."""
+    """Settings of one tour. `quick` shrinks what is slow (for tests).
+
+    model: the folder of a pretrained encoder for the chapters that can show one.
+    """
 
     seed: int = 0
     quick: bool = False
+    model: Path | None = None
 
     def generator(self) -> torch.Generator:
         """A fresh one, so that no chapter depends on another."""

@@ -1,7 +1,8 @@
-"""Pictures of `fenchel bench integrals`, `continuous` and `dual`, from their JSON."""
+"""Pictures of `fenchel bench integrals`, `continuous`, `dual`, `wasserstein`, from their JSON."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fenchel.bench import continuous_methods, integrals, integrals_methods
+from fenchel.bench import continuous_methods, integrals, integrals_methods, wasserstein
 from fenchel.report import draw
 
 _FLOOR = 1e-16  # errors below it are rounding, and zero has no logarithm
@@ -150,9 +151,43 @@ def solver_curves(document: dict[str, Any]) -> Iterator[draw.Curve]:
         yield draw.Curve(method, x, y, color, dash=dash, marker=marker)
 
 
+# ---- wasserstein
+
+
+def _distances(document: dict[str, Any]) -> Callable[[Figure], None]:
+    title = f"One Wasserstein-1 distance, {document['settings']['threads']} thread(s)"
+
+    def paint(canvas: Figure) -> None:
+        ax = canvas.subplots()
+        ax.set_title(title)
+        for curve in distance_curves(document):
+            look: Any = {"color": curve.color, "linestyle": curve.dash, "marker": curve.marker}
+            ax.plot(curve.x, curve.y, label=curve.label, markersize=4, **look)
+        ax.set(xlabel="atoms", ylabel="milliseconds", xscale="log", yscale="log")
+        _grid(ax)
+        ax.legend(labelcolor=draw.INK)
+
+    return paint
+
+
+def distance_curves(document: dict[str, Any]) -> Iterator[draw.Curve]:
+    """Dotted off the line."""
+    looks = (("line, even weights", "on the line", "-"), ("assignment", "elsewhere", ":"))
+    methods = ((wasserstein.POT, draw.VERMILION, "s"), (wasserstein.OURS, draw.BLUE, "o"))
+    for (case, where, dash), (method, color, marker) in itertools.product(looks, methods):
+        points = [
+            (e["n"], 1e3 * e["seconds"])
+            for e in document["results"]
+            if (e["case"], e["method"]) == (case, method) and e["seconds"] is not None
+        ]
+        x, y = ([point[i] for point in points] for i in (0, 1))
+        yield draw.Curve(f"{method}, {where}", x, y, color, dash=dash, marker=marker)
+
+
 _Picture = Callable[[dict[str, Any]], Callable[[Figure], None]]
 _PICTURES: dict[str, tuple[_Picture, tuple[float, float]]] = {
     "integrals": (_errors, (9.6, 3.6)),
     "continuous": (_layers, (5.4, 3.6)),
     "dual": (_solvers, (5.4, 3.6)),
+    "wasserstein": (_distances, (5.4, 3.6)),
 }

@@ -1,0 +1,88 @@
+"""Maps of single points: matrices, affine maps, and anything callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_tensor
+
+Map = Tensor | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """x -> matrix x + offset, matrix (d', d), offset (d',); x (..., d).
+
+    >>> Affine(torch.tensor([[2.0]]), torch.tensor([1.0]))(torch.tensor([[3.0]]))
+    tensor([[7.]])
+    """
+
+    matrix: Tensor
+    offset: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_tensor(self.matrix, "matrix")
+        if self.matrix.dim() != 2:
+            raise ValueError(f"a matrix must be (d', d), got {tuple(self.matrix.shape)}")
+        if self.offset is None:
+            return
+        check_tensor(self.offset, "offset")
+        if self.offset.shape != self.matrix.shape[:1]:
+            raise ValueError(
+                f"offset must be ({self.matrix.shape[0]},), got {tuple(self.offset.shape)}"
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.matrix.shape[1]:
+            raise ValueError(
+                f"the matrix {tuple(self.matrix.shape)} maps points of dimension "
+                f"{self.matrix.shape[1]}, got {x.shape[-1]}; a matrix is (d', d) and acts as W x"
+            )
+        image = x @ self.matrix.mT
+        return image if self.offset is None else image + self.offset
+
+
+def as_map(given: Map | None, name: str) -> Callable[[Tensor], Tensor]:
+    """A matrix becomes x -> matrix x, nothing the identity; callables stay."""
+    if given is None:
+        return identity
+    if isinstance(given, Tensor):
+        return Affine(given)
+    if not callable(given):
+        raise TypeError(
+            f"{name} must be a matrix (d', d) or a callable such as torch.nn.Linear, got "
+            f"{type(given).__name__}"
+        )
+    return given
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+def affine_of(function: Callable[[Tensor], Tensor]) -> Affine | None:
+    """The matrix and offset, of a map that is known to have them."""
+    if isinstance(function, Affine):
+        return function
+    # not of a subclass that computes something else
+    if isinstance(function, torch.nn.Linear) and type(function).forward is torch.nn.Linear.forward:
+        return Affine(function.weight, function.bias)
+    return None
+
+
+def check_settled(function: object) -> None:
+    """Refuse modules that draw at random or look at other tokens in training."""
+    if not isinstance(function, torch.nn.Module):
+        return
+    for part in function.modules():
+        dropped = isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0
+        pooled = isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+        if part.training and (dropped or pooled):
+            raise ValueError(
+                f"{type(part).__name__} in training is no map of single points; call .eval() on "
+                f"the {type(function).__name__}"
+            )

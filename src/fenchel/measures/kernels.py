@@ -1,0 +1,252 @@
+"""Markov kernels: a measure K(x, .) for every x.
+
+They act on measures from the left, on functions from the right, and compose (CLAIMS M-D2):
+
+    mu @ K        the law of Y, where X has law mu and Y has law K(X, .)
+    K @ f         the function x -> E f(Y)
+    K @ L         one after the other, so that (mu @ K) @ L = mu @ (K @ L)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from fenchel.measures.affine import Affine, Map, affine_of, as_map, check_settled
+from fenchel.measures.empirical import Empirical, mixing_weights, mixture
+from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.measure import Function, Measure, average, check_points
+
+
+class Kernel(ABC):
+    """x -> K(x, .). One's own needs only `_at`.
+
+    >>> class Coin(Kernel):
+    ...     def _at(self, x):  # x + 1 or x - 1, with probability 1/2 each
+    ...         return Empirical(torch.stack([x + 1, x - 1], -2))
+    >>> walk = Coin() @ Coin()
+    >>> (Empirical(torch.zeros(1, 1)) @ walk).merged().weights
+    tensor([0.2500, 0.5000, 0.2500])
+    """
+
+    def at(self, x: Tensor) -> Measure:
+        """The m measures K(x_i, .) for x (..., m, d), a batch (..., m).
+
+        For an Empirical: weights (..., m, n), points (..., m, n, d'), or (..., 1, n, d') where all
+        share them.
+        """
+        check_points(x, "x")
+        return self._at(x)
+
+    @abstractmethod
+    def _at(self, x: Tensor) -> Measure:
+        """The same, of points that are checked."""
+
+    def affine(self) -> Affine | None:
+        """x -> A x + b, for a kernel that is known to be the Dirac there."""
+        return None
+
+    @overload
+    def __matmul__(self, other: Kernel) -> Kernel: ...
+    @overload
+    def __matmul__(self, other: Function) -> Function: ...
+    def __matmul__(self, other: Kernel | Function) -> Kernel | Function:
+        if isinstance(other, Kernel):
+            return Composed(self, other)
+        if isinstance(other, NonlinearKernel):
+            raise TypeError(_give_measure(other))
+        if isinstance(other, Tensor) or not callable(other):
+            raise TypeError(
+                f"a kernel acts on functions and composes with kernels, got {type(other).__name__};"
+                " for a matrix use Deterministic(matrix)"
+            )
+        return lambda x: self.at(x).expectation(other)
+
+    @overload
+    def __rmatmul__(self, measure: Empirical) -> Empirical: ...
+    @overload
+    def __rmatmul__(self, measure: Gaussian) -> Gaussian: ...
+    def __rmatmul__(self, measure: Measure) -> Measure:
+        if isinstance(measure, Gaussian):
+            return pushed(measure, self)
+        if not isinstance(measure, Empirical):
+            raise TypeError(
+                f"a kernel acts on measures, got {type(measure).__name__}; use Empirical(points)"
+            )
+        # as the one row of a kernel
+        row = Empirical._made(measure.points.unsqueeze(-3), measure.weights.unsqueeze(-2))
+        moved = discrete(carried(row, self))
+        points = moved.points if moved.points.dim() == 2 else moved.points.squeeze(-3)
+        return Empirical._made(points, moved.weights.squeeze(-2))
+
+
+class NonlinearKernel(ABC):
+    """mu -> a kernel K_mu: tokens move in a way that depends on where all of them are."""
+
+    @abstractmethod
+    def __call__(self, mu: Empirical) -> Kernel:
+        """K_mu"""
+
+    def __matmul__(self, other: object) -> Kernel:
+        raise TypeError(_give_measure(self))
+
+    def __rmatmul__(self, other: object) -> Kernel:
+        raise TypeError(_give_measure(self))
+
+
+class Composed(Kernel):
+    """First one kernel, then the other: KL(x, .) = integral of K(x, dy) L(y, .)."""
+
+    def __init__(self, first: Kernel, second: Kernel) -> None:
+        self.first, self.second = first, second
+
+    def _at(self, x: Tensor) -> Measure:
+        return carried(self.first.at(x), self.second)
+
+    def affine(self) -> Affine | None:
+        first, second = self.first.affine(), self.second.affine()
+        if first is None or second is None:
+            return None
+        offset = None if first.offset is None else second.matrix @ first.offset
+        if second.offset is not None:
+            offset = second.offset if offset is None else offset + second.offset
+        return Affine(second.matrix @ first.matrix, offset)
+
+
+class Deterministic(Kernel):
+    """x -> the Dirac at f(x), for a matrix (d', d) or a callable of single points.
+
+    `FeedForward` and `LayerNorm` are other names for it.
+
+    >>> Deterministic(torch.tensor([[2.0]])).at(torch.tensor([[1.0], [3.0]])).mean
+    tensor([[2.],
+            [6.]])
+    """
+
+    def __init__(self, function: Map) -> None:
+        if function is None:
+            raise TypeError("function must be a matrix or a callable, got None")
+        self.function = as_map(function, "function")
+
+    def _at(self, x: Tensor) -> Empirical:
+        check_settled(self.function)
+        image = self.function(x)
+        if not isinstance(image, Tensor) or image.shape[:-1] != x.shape[:-1]:
+            got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+            raise ValueError(
+                f"the function must map points {tuple(x.shape)} one by one, to "
+                f"{(*x.shape[:-1], 'e')}, got {got}"
+            )
+        points = image.unsqueeze(-2)  # (..., m, 1, e)
+        return Empirical._made(points, torch.ones_like(points[..., 0]))
+
+    def affine(self) -> Affine | None:
+        return affine_of(self.function)
+
+
+FeedForward = Deterministic
+LayerNorm = Deterministic
+
+
+class Residual(Kernel):
+    """The law of x + Y, where Y has law K(x, .).
+
+    >>> Residual(Deterministic(torch.eye(1))).at(torch.ones(1, 1)).mean
+    tensor([[2.]])
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = _checked(kernel)
+
+    def _at(self, x: Tensor) -> Measure:
+        step = self.kernel.at(x)
+        if step.dim != x.shape[-1]:
+            raise ValueError(
+                f"a residual needs a kernel that stays in dimension {x.shape[-1]}, it goes to "
+                f"{step.dim}"
+            )
+        return step.translate(x)
+
+
+class Mixture(Kernel):
+    """sum_j weights_j K_j, weights non-negative with sum 1; uniform by default.
+
+    >>> maps = [Deterministic(torch.eye(1)), Deterministic(-torch.eye(1))]
+    >>> Mixture(maps, [0.75, 0.25]).at(torch.ones(1, 1)).mean
+    tensor([[0.5000]])
+    """
+
+    def __init__(
+        self, kernels: Sequence[Kernel], weights: Sequence[float] | Tensor | None = None
+    ) -> None:
+        self.kernels = [_checked(kernel) for kernel in kernels]
+        self.weights = mixing_weights(weights, len(self.kernels))
+
+    def _at(self, x: Tensor) -> Empirical:
+        return mixture([discrete(kernel.at(x)) for kernel in self.kernels], self.weights)
+
+
+# ---- how a measure goes through a kernel
+
+
+def carried(first: Measure, kernel: Kernel) -> Measure:
+    """The batch (..., m) of measures `first`, each sent through the kernel.
+
+    Points go in as (..., m n, d): the kernel's own batch axes stay beside those of `first` and
+    never meet the axis m.
+    """
+    if isinstance(first, Gaussian):
+        return pushed(first, kernel)
+    first = discrete(first)
+    points = first.points if first.points.dim() > 2 else first.points.unsqueeze(0)
+    rows, n = points.shape[-3], first.size  # rows: 1 where the m measures share their points
+    if n == 1 and rows == first.batch_shape[-1]:
+        return kernel.at(points.squeeze(-2))
+    then = discrete(kernel.at(points.flatten(-3, -2)))
+    weights = then.rows().unflatten(-2, (rows, n))  # (..., rows, n, n')
+    if then.points.dim() == 2 or (then.points.shape[-3] == 1 and rows * n > 1):
+        return Empirical._made(then.points, average(first.weights, weights))  # shared: sums
+    joint = first.weights.unsqueeze(-1) * weights  # (..., m, n, n')
+    targets = then.points.unflatten(-3, (rows, n)).flatten(-3, -2)  # (..., rows, n n', d')
+    return Empirical._made(targets, joint.flatten(-2))
+
+
+def pushed(measure: Gaussian, kernel: Kernel) -> Gaussian:
+    """A Gaussian through an affine map, exactly."""
+    affine = kernel.affine()
+    if affine is None:
+        raise TypeError(
+            f"a Gaussian through a {type(kernel).__name__} that is not affine is no Gaussian; use "
+            ".sample(n, generator) @ kernel, or .quadrature(order) @ kernel up to three dimensions"
+        )
+    return measure.push(affine.matrix, affine.offset)
+
+
+def discrete(measure: Measure) -> Empirical:
+    """Refuse what does not sit on finitely many points."""
+    if not isinstance(measure, Empirical):
+        raise TypeError(
+            f"this would be a mixture of {type(measure).__name__} measures, which is no measure of "
+            "this room; take kernel.at(x), project onto Diracs with MomentProjection(), or sample"
+        )
+    return measure
+
+
+def _checked(kernel: object) -> Kernel:
+    if isinstance(kernel, NonlinearKernel):
+        raise TypeError(_give_measure(kernel))
+    if not isinstance(kernel, Kernel):
+        raise TypeError(
+            f"a kernel is needed, got {type(kernel).__name__}; for a map of points use "
+            "Deterministic(function)"
+        )
+    return kernel
+
+
+def _give_measure(given: NonlinearKernel) -> str:
+    name = type(given).__name__
+    return f"{name} is a kernel only once it has a measure; use A(mu) for A = {name}(...)"

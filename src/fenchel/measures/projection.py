@@ -1,0 +1,125 @@
+"""Moment projection: the member of a family with the same moments (CLAIMS M-D6/7, M-P16)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import overload
+
+from torch import Tensor
+
+from fenchel._numerics import has
+from fenchel.measures.empirical import Dirac, Empirical
+from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.kernels import Kernel
+from fenchel.measures.maximum_entropy import maximum_entropy
+from fenchel.measures.measure import Function, Measure
+from fenchel.solution import SolveError, Status
+
+
+class Family(ABC):
+    """A set of measures, one for each vector of moments."""
+
+    fixed: bool  # whether the features belong to the family, and none are given
+
+    @abstractmethod
+    def member(self, measure: Measure, features: Function | None) -> Measure:
+        """The one with the moments of `measure`."""
+
+
+class Diracs(Family):
+    """Moments are the mean: the projection that attention ends with."""
+
+    fixed = True
+
+    def member(self, measure: Measure, features: Function | None) -> Empirical:
+        return Dirac(measure.mean)
+
+
+class Gaussians(Family):
+    """Moments are the mean and the covariance."""
+
+    fixed = True
+
+    def member(self, measure: Measure, features: Function | None) -> Gaussian:
+        return Gaussian._made(measure.mean, measure.covariance)
+
+
+class GridFamily(Family):
+    """exp(<theta, features> - A(theta)) times a base measure on a grid.
+
+    points (n, d), weights (n,) of the base; uniform by default.
+    """
+
+    fixed = False
+
+    def __init__(self, points: Tensor, weights: Tensor | None = None) -> None:
+        base = Empirical(points) if weights is None else Empirical(points, weights)
+        if base.points.dim() != 2 or base.weights.dim() != 1:
+            raise ValueError(
+                f"the grid must be points (n, d) with weights (n,), got {tuple(points.shape)} and "
+                f"{tuple(base.weights.shape)}"
+            )
+        self.base = base
+
+    def member(self, measure: Measure, features: Function | None) -> Empirical:
+        assert features is not None
+        found = maximum_entropy(self.base, features, measure.expectation(features))
+        if has(found.status != Status.OK.value):
+            worst = Status(int(found.status[found.status != Status.OK.value].flatten()[0]))
+            where = {
+                Status.INFEASIBLE: "outside of what the grid can have; widen the grid",
+                Status.MAX_STEPS: "on the boundary of what the grid can have, where no member of "
+                "the family has them; widen the grid, or use maximum_entropy for the limit",
+            }[worst]
+            raise SolveError(f"the moments of a measure are {where} ({worst.name})")
+        return found.measure
+
+
+class MomentProjection:
+    """Pi(mu): the member of the family with mu's expectations of the features.
+
+    Onto an exponential family it is the member nu with the least KL(mu | nu) (CLAIMS M-P16); onto
+    Diracs, the limit of that for ever narrower Gaussians (CLAIMS M-P17). Of a kernel it takes every
+    K(x, .).
+
+    >>> mu = Empirical(torch.tensor([[0.0], [1.0], [5.0]]))
+    >>> MomentProjection()(mu).mean
+    tensor([2.])
+    >>> MomentProjection(family=Gaussians())(mu).covariance
+    tensor([[4.6667]])
+
+    features: for a `GridFamily`, a function (..., n, d) -> (..., n, k); the others have their own.
+    """
+
+    def __init__(self, features: Function | None = None, family: Family | None = None) -> None:
+        self.family = Diracs() if family is None else family
+        if not isinstance(self.family, Family):
+            raise TypeError(
+                "family must be Diracs(), Gaussians() or GridFamily(points), got "
+                f"{type(family).__name__}"
+            )
+        name = type(self.family).__name__
+        if self.family.fixed and features is not None:
+            raise ValueError(f"{name} has its own features; use GridFamily(points) with others")
+        if not self.family.fixed and features is None:
+            raise ValueError(f"{name} needs features: a function (..., n, d) -> (..., n, k)")
+        self.features = features
+
+    @overload
+    def __call__(self, given: Kernel) -> Kernel: ...
+    @overload
+    def __call__(self, given: Measure) -> Measure: ...
+    def __call__(self, given: Measure | Kernel) -> Measure | Kernel:
+        if isinstance(given, Kernel):
+            return _Projected(self, given)
+        if not isinstance(given, Measure):
+            raise TypeError(f"Pi takes a measure or a kernel, got {type(given).__name__}")
+        return self.family.member(given, self.features)
+
+
+class _Projected(Kernel):
+    def __init__(self, projection: MomentProjection, kernel: Kernel) -> None:
+        self.projection, self.kernel = projection, kernel
+
+    def _at(self, x: Tensor) -> Measure:
+        return self.projection(self.kernel.at(x))

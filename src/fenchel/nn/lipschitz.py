@@ -1,0 +1,392 @@
+"""Layers that cannot change faster than a constant: they divide by their own certified bound.
+
+The constant is of X -> Y in the l2 norm of all coordinates of a sequence, X (n, d). It holds for
+every value of the parameters, hence after every step of any optimiser. It is that of the layer in
+exact arithmetic; rounding of the output comes on top, which in half precision is not small.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Identity, Module, Parameter, ReLU, Sigmoid, Tanh
+from torch.nn.init import xavier_uniform_
+
+from fenchel._numerics import check_tensor, check_whole, compute_dtype, full_precision, where
+from fenchel.certificates.certificate import Certificate
+from fenchel.certificates.modules import (
+    Bounded,
+    dot_bound,
+    feed_forward_bound,
+    gaussian_bound,
+    into_ball,
+    layer_certificate,
+    shrinking,
+)
+from fenchel.scores import negative_squared_distance
+
+_SLOPE_ONE = (Identity, ReLU, Sigmoid, Tanh)
+
+
+# ---- forms of attention
+
+
+@dataclass(frozen=True)
+class GaussianForm:
+    """Scores -|z_i - z_j|^2 / temperature, z = W_h x for queries, keys and values: all inputs.
+
+    temperature: that heads start with, and learn; 2 sqrt(head size) if None. The constant does not
+        depend on it.
+    """
+
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature is not None:
+            _check_positive(self.temperature, "temperature")
+
+    def heads(self, embed_dim: int, num_heads: int) -> _Heads:
+        """The module of all heads."""
+        size = embed_dim // num_heads
+        start = 2 * math.sqrt(size) if self.temperature is None else self.temperature
+        return _GaussianHeads(embed_dim, num_heads, start)
+
+
+@dataclass(frozen=True)
+class DotForm:
+    """Scores <Q_h x_i, K_h x_j> / sqrt(head size), of tokens that are first projected onto the ball
+    of this radius: dot products on all of R^d have no constant."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self.radius, "radius")
+
+    def heads(self, embed_dim: int, num_heads: int) -> _Heads:
+        """The module of all heads."""
+        return _DotHeads(embed_dim, num_heads, float(self.radius))
+
+
+class _Heads(Module):
+    """All heads, side by side, before the output matrix."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
+        """(batch, n, d) -> (batch, n, head * size); allowed: bool (batch, 1, n, n)."""
+
+    @abstractmethod
+    def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
+        """With that output matrix, one for each of `tokens`, in its dtype."""
+
+    @abstractmethod
+    def look(self) -> tuple[float, float | None]:
+        """For an attack: size of inputs that matter, and radius of a ball to look into."""
+
+
+class _GaussianHeads(_Heads):
+    def __init__(self, embed_dim: int, num_heads: int, temperature: float) -> None:
+        super().__init__()
+        self.projection = Parameter(torch.empty(embed_dim, embed_dim))
+        self.log_temperature = Parameter(torch.full((num_heads,), math.log(temperature)))
+        xavier_uniform_(self.projection)
+
+    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
+        cold = (-self.log_temperature.to(x.dtype) / 2).exp()
+        z = _by_head(x @ self.projection.to(x.dtype).mT, len(cold))
+        scaled = z * cold[:, None, None]
+        return _averaged(negative_squared_distance(scaled, scaled, 1.0), z, allowed)
+
+    def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
+        return gaussian_bound(self.projection.to(output.dtype), output, tokens)
+
+    def look(self) -> tuple[float, float | None]:
+        with torch.no_grad():
+            parts = self.projection.double().unflatten(0, (len(self.log_temperature), -1))
+            size = torch.linalg.matrix_norm(parts, 2).clamp_min(1e-30)
+            unit = (self.log_temperature.double() / 2 - size.log()).mean().exp()
+        return float(unit), None
+
+
+class _DotHeads(_Heads):
+    def __init__(self, embed_dim: int, num_heads: int, radius: float) -> None:
+        super().__init__()
+        self.num_heads, self.radius = num_heads, radius
+        self.temperature = math.sqrt(embed_dim // num_heads)
+        self.query = Parameter(torch.empty(embed_dim, embed_dim))
+        self.key = Parameter(torch.empty(embed_dim, embed_dim))
+        self.value = Parameter(torch.empty(embed_dim, embed_dim))
+        for matrix in (self.query, self.key, self.value):
+            xavier_uniform_(matrix)
+
+    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
+        x = into_ball(x, self.radius)
+        matrices = (m.to(x.dtype) for m in (self.query, self.key, self.value))
+        query, key, value = (_by_head(x @ m.mT, self.num_heads) for m in matrices)
+        return _averaged(query @ key.mT / self.temperature, value, allowed)
+
+    def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
+        matrices = (m.to(output.dtype) for m in (self.query, self.key, self.value))
+        # (head * m, d) -> (head, m, d)
+        query, key, value = (m.unflatten(0, (self.num_heads, -1)) for m in matrices)
+        return dot_bound(query, key, value, output, self.radius, self.temperature, tokens)
+
+    def look(self) -> tuple[float, float | None]:
+        return self.radius, self.radius
+
+
+# ---- layers
+
+
+_GAUSSIAN = GaussianForm()
+
+
+class LipschitzAttention(Module):
+    """Self-attention X -> Y with |Y - Y'| <= constant |X - X'| for all sequences of n tokens.
+
+    >>> layer = LipschitzAttention(16, 4, constant=0.9)
+    >>> layer(torch.randn(2, 10, 16)).shape
+    torch.Size([2, 10, 16])
+    >>> layer.certificate(10).bound <= 0.9
+    True
+
+    Heads are joined and multiplied by an output matrix, which holds the values of the Gaussian form
+    too. With weights whose certified bound exceeds the constant the output is divided by the
+    excess; with a smaller bound the layer is what its weights say: training may use less.
+
+    The bound grows with n, for the Gaussian form a little faster than sqrt(n): the constant holds
+    for whatever n the layer is called with, and longer sequences may be divided by more.
+
+    embed_dim, num_heads: width of the model, and into how many heads it is cut.
+    constant: > 0.
+    form: `GaussianForm()`, or `DotForm(radius)`.
+    bias: whether the output has one; it changes no constant.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        constant: float = 1.0,
+        *,
+        form: GaussianForm | DotForm = _GAUSSIAN,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        _check_attention(embed_dim, num_heads, form)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.constant, self.form = _check_positive(constant, "constant"), form
+        self.heads = form.heads(embed_dim, num_heads)
+        self.output = Parameter(torch.empty(embed_dim, embed_dim))
+        self.bias = Parameter(torch.zeros(embed_dim)) if bias else None
+        xavier_uniform_(self.output)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(batch, n, embed_dim) -> the same shape.
+
+        key_padding_mask: bool (batch, n), True = **ignored**: such tokens give no keys and their
+            outputs are zero, so a padded sequence gives what it gives alone. The constant holds
+            with any mask: it is that of the number of tokens that are left.
+        """
+        check_input(x, self.embed_dim)
+        check_mask(key_padding_mask, x)
+        dtype = working_dtype(x, self.output)
+        with full_precision(x):
+            made = self.now(x.shape[1], key_padding_mask, dtype)(x.to(dtype))
+        return made.to(x.dtype)
+
+    def now(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> Bounded:
+        """The layer with its present weights, whose norms are computed once: to call many times.
+
+        dtype: float32 or float64, of what it takes; ignored: as key_padding_mask.
+        """
+        counts, which = [max(1, tokens)], None
+        if ignored is not None:
+            some, which = (~ignored).sum(1).clamp_min(1).unique(return_inverse=True)
+            counts = some.tolist() or counts
+        scale, constant = self._scale(counts, dtype)
+        scale = scale if which is None else scale[which]
+        scale = scale.reshape(-1, 1, 1)  # (batch or 1, 1, 1)
+        return Bounded(lambda x: self._mapped(x, ignored, scale), constant)
+
+    def certificate(self, tokens: int) -> Certificate:
+        """Of the layer with its present weights, on sequences of so many tokens.
+
+        The bound is the constant, or less where the weights need less.
+        """
+        check_whole(tokens, "tokens", 1)
+        with torch.no_grad():
+            scale, constant = self._scale([tokens], compute_dtype(self.output.dtype))
+        scale = scale.to("cpu", torch.float64)
+        frozen = copy.deepcopy(self).to("cpu", torch.float64).requires_grad_(False)
+        layer = Bounded(lambda x: frozen._mapped(x, None, scale), constant)
+        unit, radius = self.heads.look()
+        shape = (tokens, self.embed_dim)
+        given = (f"{self.form}, these weights",)
+        return layer_certificate(
+            "LipschitzAttention", layer, shape, unit=unit, given=given, radius=radius
+        )
+
+    def extra_repr(self) -> str:
+        sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+        return f"{sizes}, constant={self.constant:g}, form={self.form}"
+
+    def _scale(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, float]:
+        """(factor for each count, the largest constant among them)"""
+        bounds = self.heads.bound(self.output.to(dtype), counts)
+        largest = float(bounds.detach().max())
+        return shrinking(bounds, self.constant), min(self.constant, largest)
+
+    def _mapped(self, x: Tensor, ignored: Tensor | None, scale: Tensor) -> Tensor:
+        """(batch, n, d) -> (batch, n, d), in the dtype of x."""
+        allowed = None
+        if ignored is not None:
+            x = where(~ignored.unsqueeze(-1), x, 0.0)  # where anything may stand
+            own = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+            allowed = (~ignored[:, None, None]) | own  # (batch, 1, n, n): no row is empty
+        made: Tensor = self.heads(x, allowed) @ self.output.to(x.dtype).mT * scale
+        if self.bias is not None:
+            made = made + self.bias.to(x.dtype)
+        return made if ignored is None else where(~ignored.unsqueeze(-1), made, 0.0)
+
+
+class LipschitzFeedForward(Module):
+    """W_2 activation(W_1 x + b_1) + b_2 token by token, with |y - y'| <= constant |x - x'|.
+
+    >>> layer = LipschitzFeedForward(16, constant=0.5)
+    >>> layer(torch.randn(2, 10, 16)).shape
+    torch.Size([2, 10, 16])
+
+    embed_dim, hidden: widths; hidden is 4 embed_dim if None.
+    constant: > 0; the output is divided by what |W_2| |W_1| has in excess of it.
+    activation: `Tanh()` if None, `ReLU()`, `Sigmoid()` or `Identity()`: no slope above one.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden: int | None = None,
+        constant: float = 1.0,
+        *,
+        activation: Module | None = None,
+    ) -> None:
+        super().__init__()
+        hidden = 4 * embed_dim if hidden is None else hidden
+        check_whole(embed_dim, "embed_dim", 1)
+        check_whole(hidden, "hidden", 1)
+        self.embed_dim, self.constant = embed_dim, _check_positive(constant, "constant")
+        self.activation = Tanh() if activation is None else activation
+        if not isinstance(self.activation, _SLOPE_ONE):
+            raise TypeError(
+                "activation must be Tanh(), ReLU(), Sigmoid() or Identity(), whose slopes are at "
+                f"most one, got {self.activation}; GELU's and SiLU's reach 1.13 and 1.10"
+            )
+        self.inner = Parameter(torch.empty(hidden, embed_dim))
+        self.outer = Parameter(torch.empty(embed_dim, hidden))
+        self.inner_bias = Parameter(torch.zeros(hidden))
+        self.outer_bias = Parameter(torch.zeros(embed_dim))
+        xavier_uniform_(self.inner)
+        xavier_uniform_(self.outer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, n, embed_dim) -> the same shape."""
+        check_input(x, self.embed_dim)
+        dtype = working_dtype(x, self.inner)
+        with full_precision(x):
+            made = self.now(dtype)(x.to(dtype))
+        return made.to(x.dtype)
+
+    def now(self, dtype: torch.dtype) -> Bounded:
+        """The layer with its present weights, whose norms are computed once: to call many times."""
+        scale, constant = self._scale(dtype)
+        return Bounded(lambda x: self._mapped(x, scale), constant)
+
+    def certificate(self, tokens: int) -> Certificate:
+        """Of the layer with its present weights, on sequences of so many tokens."""
+        check_whole(tokens, "tokens", 1)
+        with torch.no_grad():
+            scale, constant = self._scale(compute_dtype(self.inner.dtype))
+        scale = scale.to("cpu", torch.float64)
+        frozen = copy.deepcopy(self).to("cpu", torch.float64).requires_grad_(False)
+        layer = Bounded(lambda x: frozen._mapped(x, scale), constant)
+        shape, given = (tokens, self.embed_dim), ("these weights",)
+        return layer_certificate("LipschitzFeedForward", layer, shape, unit=1.0, given=given)
+
+    def extra_repr(self) -> str:
+        hidden = len(self.inner)
+        return f"embed_dim={self.embed_dim}, hidden={hidden}, constant={self.constant:g}"
+
+    def _scale(self, dtype: torch.dtype) -> tuple[Tensor, float]:
+        bound = feed_forward_bound(self.inner.to(dtype), self.outer.to(dtype))
+        return shrinking(bound, self.constant), min(self.constant, float(bound.detach()))
+
+    def _mapped(self, x: Tensor, scale: Tensor) -> Tensor:
+        hidden = self.activation(x @ self.inner.to(x.dtype).mT + self.inner_bias.to(x.dtype))
+        made: Tensor = hidden @ self.outer.to(x.dtype).mT * scale
+        return made + self.outer_bias.to(x.dtype)
+
+
+def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Of both, float32 at least."""
+    return compute_dtype(torch.promote_types(x.dtype, weight.dtype))
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """(batch, n, head * size) -> (batch, head, n, size)"""
+    by_head: Tensor = x.unflatten(-1, (heads, -1))
+    return by_head.transpose(1, 2)
+
+
+def _averaged(scores: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
+    """(batch, head, n, n), (batch, head, n, size) -> (batch, n, head * size)"""
+    if allowed is not None:
+        scores = where(allowed, scores, -math.inf)
+    return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
+
+
+# ---- checks
+
+
+def _check_positive(value: object, name: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _check_attention(embed_dim: int, num_heads: int, form: object) -> None:
+    check_whole(embed_dim, "embed_dim", 1)
+    check_whole(num_heads, "num_heads", 1)
+    if embed_dim % num_heads:
+        raise ValueError(
+            f"embed_dim must be divisible by num_heads, got {embed_dim} and {num_heads}"
+        )
+    if not isinstance(form, GaussianForm | DotForm):
+        raise TypeError(f"form must be GaussianForm() or DotForm(radius), got {form!r}")
+
+
+def check_input(x: object, width: int, name: str = "x") -> None:
+    check_tensor(x, name)
+    assert isinstance(x, Tensor)
+    if x.dim() != 3 or x.shape[-1] != width or not x.is_floating_point():
+        raise ValueError(
+            f"{name} must be floating point (batch, n, {width}), got {x.dtype} of shape "
+            f"{tuple(x.shape)}; for one sequence use unsqueeze(0)"
+        )
+
+
+def check_mask(mask: object, x: Tensor) -> None:
+    if mask is None:
+        return
+    check_tensor(mask, "key_padding_mask")
+    assert isinstance(mask, Tensor)
+    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+        raise ValueError(
+            f"key_padding_mask must be bool, True = ignored, of shape (batch, n) = "
+            f"{tuple(x.shape[:2])}, got {mask.dtype} of shape {tuple(mask.shape)}"
+        )

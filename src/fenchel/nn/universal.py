@@ -1,0 +1,366 @@
+"""A transformer of one block repeated until nothing changes: its output is a fixed point
+
+    X = T(X) + U,    T = feed-forward after self-attention, both with certified constants.
+
+If the constant of T is below one there is exactly one, whatever the start (Banach), and how far an
+iterate is from it is known. Without U it would be the same for all inputs, with all tokens equal
+(CLAIMS M-P26, M-R27): the input must enter every step.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Module
+
+from fenchel._numerics import check_whole, full_precision, where
+from fenchel.certificates.certificate import Certificate, compose
+from fenchel.certificates.modules import Bounded, mix, mixed_bound
+from fenchel.nn.lipschitz import (
+    LipschitzAttention,
+    LipschitzFeedForward,
+    check_input,
+    check_mask,
+    working_dtype,
+)
+from fenchel.solution import Status
+
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """x <- T(x) until |T(x) - x| <= tolerance (sqrt(numbers in x) + |x|), sequence by sequence.
+
+    memory: how many past steps Anderson's acceleration combines; 0 is plain iteration. An
+        accelerated step that does not lower the residual is undone and a plain one is taken.
+    tolerance: 64 times the precision of the dtype if None.
+    max_steps: how often T may be evaluated.
+    """
+
+    memory: int = 0
+    tolerance: float | None = None
+    max_steps: int = 500
+
+    def __post_init__(self) -> None:
+        check_whole(self.memory, "memory", 0)
+        check_whole(self.max_steps, "max_steps", 1)
+        if self.tolerance is not None and not 0 < self.tolerance < math.inf:
+            raise ValueError(
+                f"tolerance must be finite and > 0, got {self.tolerance}; None follows the dtype"
+            )
+
+    def run(self, step: Step, start: Tensor) -> Iterate:
+        """start (batch, ...); step keeps its shape. Nothing is differentiated."""
+        run = _Run(self, step, start)
+        while run.left > 0 and not bool(run.done.all()):
+            run.advance()
+        return run.result()
+
+
+@dataclass(frozen=True, eq=False)
+class Iterate:
+    """x (batch, ...), residual |T(x) - x|, evaluations of T and codes of `Status`, (batch) each."""
+
+    points: Tensor
+    residual: Tensor
+    steps: Tensor
+    status: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FixedPoint:
+    """Where the iteration ended, sequence by sequence.
+
+    points: (batch, n, d), differentiable; NaN where the status is NONFINITE.
+    residual: (batch), |T(X) + U - X|. steps: (batch), evaluations of T. status: (batch), codes of
+        `Status`: OK, MAX_STEPS or NONFINITE.
+    constant: of T; below one it is certain that there is a fixed point, and only one.
+    """
+
+    points: Tensor
+    residual: Tensor
+    steps: Tensor
+    status: Tensor
+    constant: float
+
+    @property
+    def unique(self) -> bool:
+        """Whether the constant proves that there is no other; False says nothing."""
+        return self.constant < 1
+
+    @property
+    def error(self) -> Tensor:
+        """(batch): the fixed point is no further away, up to rounding; infinite if nothing is
+        proved."""
+        if not self.unique:
+            return torch.full_like(self.residual, math.inf)
+        return self.residual / (1 - self.constant)
+
+
+class UniversalTransformer(Module):
+    """U -> X with X = T(X) + U, by iteration; derivatives by the implicit function theorem.
+
+        T = mixed feed-forward after mixed attention,   mixed f: x -> (1 - mixing) x + mixing f(x)
+
+    >>> block = LipschitzAttention(8, 2, 0.7), LipschitzFeedForward(8, constant=0.9)
+    >>> layer = UniversalTransformer(*block)
+    >>> found = layer.solve(torch.randn(3, 5, 8))
+    >>> found.unique, found.status.tolist(), bool(found.error.max() < 1e-3)
+    (True, [0, 0, 0], True)
+
+    With a constant of one or more the layer runs all the same: there may be several fixed points,
+    or none that the iteration finds; `solve` says which it was, and derivatives are those at the
+    points returned.
+
+    attention, feedforward: of the same width.
+    mixing: in (0, 1], how much of a layer's output replaces its input.
+    solver: `Iteration()`, or with a memory, accelerated; also for the derivative.
+    """
+
+    def __init__(
+        self,
+        attention: LipschitzAttention,
+        feedforward: LipschitzFeedForward,
+        *,
+        mixing: float = 1.0,
+        solver: Iteration | None = None,
+    ) -> None:
+        super().__init__()
+        _check_block(attention, feedforward, mixing)
+        self.attention, self.feedforward = attention, feedforward
+        self.mixing = float(mixing)
+        self.solver = Iteration() if solver is None else solver
+
+    def forward(
+        self, u: Tensor, start: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """(batch, n, d) -> (batch, n, d), the points of `solve`."""
+        return self.solve(u, start, key_padding_mask=key_padding_mask).points
+
+    def solve(
+        self,
+        u: Tensor | None,
+        start: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+    ) -> FixedPoint:
+        """u, start: (batch, n, d). The start is u if None; a u of None is zero, and needs a start.
+
+        key_padding_mask: bool (batch, n), True = **ignored**: zero in the result.
+        """
+        given = _check_operands(u, start, key_padding_mask, self.attention.embed_dim)
+        dtype = working_dtype(given, self.attention.output)
+        with full_precision(given):
+            block = self._block(given.shape[1], key_padding_mask, dtype)
+            begin = _without(given if start is None else start, key_padding_mask).to(dtype)
+            added = None if u is None else _without(u, key_padding_mask).to(dtype)
+
+            def step(x: Tensor) -> Tensor:
+                return block(x) if added is None else block(x) + added
+
+            with torch.no_grad():
+                found = self.solver.run(step, begin.detach())
+            points = found.points
+            moving = (*self.parameters(), points if added is None else added)
+            if torch.is_grad_enabled() and any(x.requires_grad for x in moving):
+                points = _attached(step, points, self.solver)
+        points = points.to(given.dtype)
+        return FixedPoint(points, found.residual, found.steps, found.status, block.constant)
+
+    def constant(self, tokens: int) -> float:
+        """Of T with the present weights, in the l2 norm of a sequence of so many tokens."""
+        check_whole(tokens, "tokens", 1)
+        with torch.no_grad():
+            weight = self.attention.output
+            return self._block(tokens, None, working_dtype(weight, weight)).constant
+
+    def certificate(self, tokens: int) -> Certificate:
+        """Of T with the present weights, to be attacked."""
+        parts = (self.attention.certificate(tokens), self.feedforward.certificate(tokens))
+        first, then = (mix(part, self.mixing) for part in parts)
+        return compose(first, then)
+
+    def extra_repr(self) -> str:
+        return f"mixing={self.mixing:g}, solver={self.solver}"
+
+    def _block(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> Bounded:
+        """T with the present weights."""
+        attention = self.attention.now(tokens, ignored, dtype)
+        feedforward = self.feedforward.now(dtype)
+        a = self.mixing
+
+        def function(x: Tensor) -> Tensor:
+            x = (1 - a) * x + a * attention(x)
+            return _without((1 - a) * x + a * feedforward(x), ignored)
+
+        constants = (attention.constant, feedforward.constant)
+        return Bounded(function, math.prod(mixed_bound(c, a) for c in constants))
+
+
+# ---- iteration
+
+
+class _Run:
+    """The state of all sequences: x, T(x), the residual; and the past, for acceleration."""
+
+    def __init__(self, solver: Iteration, step: Step, start: Tensor) -> None:
+        self.solver, self.shape, self.left = solver, start.shape, solver.max_steps
+        self.step = step
+        self.numbers = math.prod(start.shape[1:])
+        precision = torch.finfo(start.dtype).eps
+        self.tolerance = 64 * precision if solver.tolerance is None else solver.tolerance
+        self.ridge = 16 * precision
+        self.x = start.reshape(len(start), self.numbers)
+        self.image, self.residual = self._evaluate(self.x)
+        self.steps = torch.ones_like(self.residual, dtype=torch.long)
+        self.plain = torch.ones_like(self.residual, dtype=torch.bool)  # after a failed acceleration
+        # (batch, numbers) each, of norm one or zero: changes of T(x) - x, and of T(x) with them
+        self.changes: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def done(self) -> Tensor:
+        """(batch): at rest, or lost."""
+        size = math.sqrt(self.numbers) + self.x.norm(dim=-1)
+        rest: Tensor = self.residual <= self.tolerance * size
+        return rest | ~self.residual.isfinite()
+
+    def advance(self) -> None:
+        """One evaluation. Sequences that are done stay where they are."""
+        active = ~self.done
+        there = torch.where(self.plain.unsqueeze(-1), self.image, self._accelerated())
+        image, residual = self._evaluate(torch.where(active.unsqueeze(-1), there, self.x))
+        taken = active & (self.plain | (residual < self.residual))
+        self._remember(there, image, taken, active)
+        keep = taken.unsqueeze(-1)
+        self.x, self.image = torch.where(keep, there, self.x), torch.where(keep, image, self.image)
+        self.residual = torch.where(taken, residual, self.residual)
+        self.plain = ~taken if self.changes else torch.ones_like(taken)
+        self.steps = self.steps + active.long()
+
+    def result(self) -> Iterate:
+        lost = ~self.residual.isfinite()
+        status = torch.where(self.done, Status.OK.value, Status.MAX_STEPS.value)
+        status = torch.where(lost, Status.NONFINITE.value, status)
+        points = where(~lost.unsqueeze(-1), self.x, math.nan).reshape(self.shape)
+        return Iterate(points, self.residual, self.steps, status)
+
+    def _evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """T(x) and |T(x) - x|: (batch, numbers), (batch)"""
+        self.left -= 1
+        image = self.step(x.reshape(self.shape)).reshape(x.shape)
+        return image, (image - x).norm(dim=-1)
+
+    def _remember(self, there: Tensor, image: Tensor, taken: Tensor, active: Tensor) -> None:
+        """The change of a step that was taken; a step that was not makes forget all."""
+        if not self.solver.memory:
+            return
+        change, with_it = (image - there) - (self.image - self.x), image - self.image
+        size = change.norm(dim=-1, keepdim=True)
+        use = taken.unsqueeze(-1) & (size > 0)
+        size = torch.where(use, size, 1.0)
+        newest = (where(use, change / size, 0.0), where(use, with_it / size, 0.0))
+        kept = (taken | ~active).unsqueeze(-1)
+        old = [(where(kept, a, 0.0), where(kept, b, 0.0)) for a, b in self.changes]
+        self.changes = [*old, newest][-self.solver.memory :]
+
+    def _accelerated(self) -> Tensor:
+        """T(x) less the combination of past changes that would cancel T(x) - x best."""
+        if not self.changes:
+            return self.image
+        changes, with_it = (torch.stack(x, -1) for x in zip(*self.changes, strict=True))
+        gram = changes.mT @ changes  # (batch, memory, memory)
+        gram = gram + self.ridge * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        aim = changes.mT @ (self.image - self.x).unsqueeze(-1)
+        share: Tensor = torch.linalg.solve_ex(gram, aim)[0]
+        return self.image - (with_it @ share).squeeze(-1)
+
+
+# ---- derivative
+
+
+class _Implicit(torch.autograd.Function):
+    """At X = T(X), a function of X has the derivative dT' g, where g = grad + (dT/dX)' g."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, points: Tensor, pull: Step, solver: Iteration) -> Tensor:
+        ctx.pull, ctx.solver = pull, solver
+        return points.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        # In units of the gradient's own size: a loss may be scaled by anything.
+        numbers = math.prod(grad.shape[1:])
+        size = grad.flatten(1).norm(dim=-1) / math.sqrt(max(1, numbers))
+        size = torch.where(size > 0, size, 1.0).reshape(-1, *(1,) * (grad.dim() - 1))
+        unit = grad / size
+        found = ctx.solver.run(lambda g: unit + ctx.pull(g), unit)
+        late = int((found.status == Status.MAX_STEPS.value).sum())
+        if late:
+            warnings.warn(
+                f"the derivative of {late} of {len(grad)} sequences did not converge in "
+                f"{ctx.solver.max_steps} steps (residual up to {found.residual.max():.1e} of its "
+                "size); raise max_steps, or lower the constants below one",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return found.points * size, None, None, None
+
+
+def _attached(step: Step, points: Tensor, solver: Iteration) -> Tensor:
+    """The points, with the derivative of the fixed point that they are."""
+    leaf = points.detach().requires_grad_()
+    image = step(leaf)
+
+    def pull(g: Tensor) -> Tensor:
+        return torch.autograd.grad(image, leaf, g, retain_graph=True)[0]
+
+    made: Tensor = _Implicit.apply(image, points, pull, solver)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _without(x: Tensor, ignored: Tensor | None) -> Tensor:
+    return x if ignored is None else where(~ignored.unsqueeze(-1), x, 0.0)
+
+
+# ---- checks
+
+
+def _check_block(attention: object, feedforward: object, mixing: object) -> None:
+    if not isinstance(attention, LipschitzAttention):
+        kind = type(attention).__name__
+        raise TypeError(f"attention must be a LipschitzAttention, got {kind}")
+    if not isinstance(feedforward, LipschitzFeedForward):
+        kind = type(feedforward).__name__
+        raise TypeError(f"feedforward must be a LipschitzFeedForward, got {kind}")
+    if attention.embed_dim != feedforward.embed_dim:
+        widths = f"{attention.embed_dim} and {feedforward.embed_dim}"
+        raise ValueError(f"attention and feedforward must have the same embed_dim, got {widths}")
+    number = isinstance(mixing, int | float) and not isinstance(mixing, bool)
+    if not number or not 0 < mixing <= 1:  # type: ignore[operator]
+        raise ValueError(f"mixing must be a number in (0, 1], got {mixing!r}; 1 replaces all")
+
+
+def _check_operands(
+    u: Tensor | None, start: Tensor | None, mask: Tensor | None, width: int
+) -> Tensor:
+    """The one that says shape and dtype."""
+    given = start if u is None else u
+    if given is None:
+        raise ValueError("give u, the input of every step, or a start for an iteration without one")
+    for name, x in (("u", u), ("start", start)):
+        if x is not None:
+            check_input(x, width, name)
+            if x.shape != given.shape:
+                shapes = f"{tuple(x.shape)} and {tuple(given.shape)}"
+                raise ValueError(f"u and start must have the same shape, got {shapes}")
+    check_mask(mask, given)
+    return given

@@ -1,0 +1,368 @@
+"""Pictures and tables of `fenchel study`, from its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from fenchel.bench.tables import Listing
+from fenchel.report import draw
+
+_FLOOR = 1e-17  # below it is rounding
+_PLAIN = [base * 10.0**power for power in range(-4, 5) for base in (1, 2, 5)]
+_Document = dict[str, Any]
+_Paint = Callable[[Figure], None]
+
+
+def save_picture(document: _Document, path: Path) -> Path:
+    """The study as an SVG file."""
+    paint, size = _PICTURES[document["study"]](document)
+    return draw.save(paint, path, size)
+
+
+def listings(document: _Document) -> list[Listing]:
+    """What the command prints."""
+    return _LISTINGS[document["study"]](document)
+
+
+def findings(document: _Document) -> list[str]:
+    """What the numbers say, and the study's own reservations."""
+    return [*_FINDINGS[document["study"]](document), *document["words"]]
+
+
+# ---- marks
+
+
+def _line(
+    ax: Axes, x: Sequence[float], entries: Sequence[_Document], look: tuple[str, str, str]
+) -> None:
+    """A mean or a median with its band. look: label, colour, marker."""
+    label, color, marker = look
+    names = ("median", "q05", "q95") if "median" in entries[0] else ("mean", "low", "high")
+    full = [(a, e) for a, e in zip(x, entries, strict=True) if e[names[0]] is not None]
+    middle = [max(e[names[0]], _FLOOR) for _, e in full]
+    at: Any = [a for a, _ in full]
+    ax.plot(at, middle, color=color, marker=marker, markersize=3.6, label=label)
+    banded = [(a, e) for a, e in full if e[names[1]] is not None]
+    low, high = ([max(e[name], _FLOOR) for _, e in banded] for name in names[1:])
+    ax.fill_between([a for a, _ in banded], low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _plain_log(ax: Axes) -> None:
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(FixedLocator(_PLAIN))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _finish(ax: Axes, title: str, xlabel: str = "layer") -> None:
+    ax.set_title(title)
+    ax.set_xlabel(xlabel)
+    ax.grid(True, color=draw.FAINT, alpha=0.3, linewidth=0.5)
+    if xlabel == "layer":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _headline(canvas: Figure, text: str) -> None:
+    canvas.suptitle(text, x=0.01, ha="left", fontsize=9, linespacing=1.5)
+
+
+def _below(canvas: Figure, ax: Axes, columns: int) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=columns, labelcolor=draw.INK)
+
+
+# ---- robustness
+
+
+def _robustness(document: _Document) -> tuple[_Paint, tuple[float, float]]:
+    shares = document["shares"]
+    kept = [entry["kept"] for entry in shares]
+
+    def paint(canvas: Figure) -> None:
+        _headline(
+            canvas,
+            f"{document['model']}, layer {document['layer'] + 1}: keys left out at random, "
+            f"{document['heads']} heads, {document['sentences']} sentences, "
+            f"{document['draws']} draws\nmedian over heads and sentences; shaded: 5 % to 95 %",
+        )
+        left, right = canvas.subplots(1, 2)
+        for name, *look in (
+            ("bound_relative", "certified, any choice of keys", draw.VERMILION, "s"),
+            ("truth_max_relative", "exact, the draw that moves most", draw.PURPLE, "^"),
+            ("truth_relative", "exact, mean over draws", draw.BLUE, "o"),
+        ):
+            _line(left, kept, [entry[name] for entry in shares], (look[0], look[1], look[2]))
+        left.set_ylabel("W1, in units of the values' spread")
+        for name, *look in (
+            ("ratio", "to the mean over draws", draw.BLUE, "o"),
+            ("ratio_to_largest_draw", "to the draw that moves most", draw.PURPLE, "^"),
+        ):
+            _line(right, kept, [entry[name] for entry in shares], (look[0], look[1], look[2]))
+        right.axhline(1, color=draw.INK, linewidth=1.0)
+        right.set_ylabel("certified / exact")
+        for ax, title in ((left, "How far the outputs move"), (right, "How loose the bound is")):
+            _plain_log(ax)
+            _finish(ax, title, "share of the keys that stay")
+            ax.xaxis.set_major_locator(FixedLocator(kept))
+            ax.legend(labelcolor=draw.INK)
+
+    return paint, (8.6, 3.6)
+
+
+def _robustness_listing(document: _Document) -> list[Listing]:
+    title = (
+        f"{document['model']}, layer {document['layer']} (from 0): W1 of a head's outputs, medians "
+        "over heads and sentences"
+    )
+    header = ["kept", "exact", "largest draw", "bound", "bound / exact", "log10 Proposition 25"]
+    rows = [
+        [
+            f"{100 * entry['kept']:g} %",
+            *(_digits(entry[name]["median"]) for name in ("truth", "truth_max", "bound", "ratio")),
+            " / ".join(
+                _digits(entry["log10_proposition_25"][on]["median"])
+                for on in ("on_the_ball", "on_these_tokens")
+            ),
+        ]
+        for entry in document["shares"]
+    ]
+    return [Listing(title, header, rows)]
+
+
+def _robustness_findings(document: _Document) -> list[str]:
+    draws = document["draws"] * len(document["shares"]) * document["sentences"] * document["heads"]
+    return [
+        f"{document['exceeded']} of {draws} draws moved the outputs further than their bound",
+        "Proposition 25, corrected: on the ball that holds queries and keys / on these tokens only",
+    ]
+
+
+# ---- depth
+
+
+def _depth(document: _Document) -> tuple[_Paint, tuple[float, float]]:
+    model, stacks = document["model"], document["stacks"]
+    colors = (draw.VERMILION, draw.BLUE, draw.AMBER, draw.GREEN)
+
+    def paint(canvas: Figure) -> None:
+        axes = list(canvas.subplots(1, 3 if model else 2))
+        _headline(
+            canvas,
+            f"Two inputs through the layers: mean over pairs, shaded 95 %\nrandom stacks: "
+            f"{document['settings']['tokens']} tokens in R^{document['settings']['width']}, "
+            f"{document['settings']['pairs']} pairs; dotted: certified",
+        )
+        if model:
+            _depth_of_model(axes.pop(0), model)
+        for ax, name in zip(axes, ("spread", "distance_to_start"), strict=True):
+            for stack, color in zip(stacks, colors, strict=True):
+                layers = [entry["layer"] for entry in stack["layers"]]
+                values = [entry[name] for entry in stack["layers"]]
+                _line(ax, layers, values, (stack["name"], color, ""))
+                if name == "distance_to_start" and "bound" in stack["layers"][0]:
+                    bound = [entry["bound"]["mean"] for entry in stack["layers"]]
+                    ax.plot(layers, bound, color=color, linestyle=":")
+        axes[0].set(yscale="log", ylim=(_FLOOR, 5))
+        _plain_log(axes[1])
+        axes[1].set_ylim(0.01, 1.5)  # what is near the bounds; other curves leave it below
+        _finish(axes[0], "Random stacks: spread of a cloud, to layer 0")
+        _finish(axes[1], "Random stacks: W1 of two clouds, to layer 0")
+        _below(canvas, axes[0], 4)
+
+    return paint, (11.4 if model else 8.0, 3.9)
+
+
+def _depth_of_model(ax: Axes, model: _Document) -> None:
+    layers = [entry["layer"] for entry in model["layers"]]
+    for name, *look in (
+        ("relative", "W1 of two sentences / spread", draw.BLUE, "o"),
+        ("spread", "spread, to layer 0", draw.VERMILION, "s"),
+        ("alike", "spread / length of the tokens", draw.GREEN, "^"),
+    ):
+        _line(ax, layers, [entry[name] for entry in model["layers"]], (look[0], look[1], look[2]))
+    ax.set_ylim(0, None)
+    ax.legend(labelcolor=draw.INK, loc="lower left")
+    _finish(ax, f"{model['name']}: {model['pairs']} pairs of sentences")
+
+
+def _depth_listing(document: _Document) -> list[Listing]:
+    header = ["layer", "W1", "W1 / spread", "W1, to layer 0", "spread, to layer 0", "bound"]
+    made = []
+    for part in [*([document["model"]] if document["model"] else []), *document["stacks"]]:
+        rows = [
+            [
+                str(entry["layer"]),
+                *(
+                    _digits(entry[name]["mean"])
+                    for name in ("distance", "relative", "distance_to_start", "spread")
+                ),
+                _digits(entry["bound"]["mean"]) if "bound" in entry else "–",
+            ]
+            for entry in part["layers"]
+        ]
+        made.append(Listing(f"{part['name']}, {part['pairs']} pairs", header, rows))
+    return made
+
+
+def _depth_findings(document: _Document) -> list[str]:
+    made = []
+    for stack in document["stacks"]:
+        last = stack["layers"][-1]
+        line = (
+            f"{stack['name']}: after {last['layer']} layers the spread is "
+            f"{_digits(last['spread']['mean'])} of what it was, and W1 "
+            f"{_digits(last['distance_to_start']['mean'])}"
+        )
+        if "bound" in last:
+            line += f", certified {_digits(last['bound']['mean'])}"
+        made.append(line)
+    return made
+
+
+# ---- negation
+
+_CONDITIONS = (
+    ("not", "with not", draw.VERMILION, "s"),
+    ("never", "with never", draw.AMBER, "D"),
+    ("neutral", "with a neutral word", draw.BLUE, "o"),
+    ("same_relation", "same relation, other subject", draw.GREEN, "^"),
+    ("other_relation", "other relation", draw.PURPLE, "v"),
+)
+
+
+def _negation(document: _Document) -> tuple[_Paint, tuple[float, float]]:
+    whole = document["sources"]["together"]
+
+    def paint(canvas: Figure) -> None:
+        _headline(
+            canvas,
+            f"{document['model']}: a sentence against the same with one word more, and against "
+            f"others; {document['pairs']} pairs\nmeans with 95 % intervals; W1 (l2) of the words, "
+            "without [CLS] and [SEP]",
+        )
+        first, second, third = canvas.subplots(1, 3)
+        layers = [entry["layer"] for entry in whole["layers"]]
+        for name, *look in _CONDITIONS:
+            values = [entry["words"][name] for entry in whole["layers"]]
+            _line(first, layers, values, (look[0], look[1], look[2]))
+        first.set_ylim(0, None)
+        _finish(first, "W1 to the sentence")
+        _negation_ratio(second, document, layers)
+        _negation_cosine(third, whole["cosine"])
+        _below(canvas, first, 5)
+
+    return paint, (10.6, 3.9)
+
+
+def _negation_ratio(ax: Axes, document: _Document, layers: list[int]) -> None:
+    for name, part in document["sources"].items():
+        if name != "together":
+            thin = [(e["layer"], e["ratio"]["mean"]) for e in part["layers"] if e["ratio"]["mean"]]
+            ax.plot([a for a, _ in thin], [b for _, b in thin], color=draw.FAINT, linewidth=0.6)
+    whole = document["sources"]["together"]["layers"]
+    for name, color, marker in (("ratio", draw.VERMILION, "s"), ("ratio_never", draw.AMBER, "D")):
+        _line(ax, layers, [entry[name] for entry in whole], ("", color, marker))
+    ax.axhline(1, color=draw.INK, linewidth=1.0)
+    _finish(ax, "W1, ratio to a neutral word (grey: each source)")
+
+
+def _negation_cosine(ax: Axes, cosine: _Document) -> None:
+    shown = [
+        (look, cosine[name]) for name, *look in _CONDITIONS if cosine[name]["mean"] is not None
+    ]
+    for place, (look, entry) in enumerate(reversed(shown)):
+        ax.barh(place, entry["mean"], color=look[1], height=0.6)
+        reach = entry["mean"] if entry["high"] is None else entry["high"]
+        if entry["low"] is not None:
+            ax.plot([entry["low"], entry["high"]], [place, place], color=draw.INK, linewidth=1.0)
+        ax.annotate(
+            f"{entry['mean']:.3g}",
+            (reach, place),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    ax.margins(x=0.15)
+    _finish(ax, "Mean-pooled, last layer", "cosine distance to the sentence")
+    ax.set_yticks([])
+    ax.grid(False)
+
+
+def _negation_listing(document: _Document) -> list[Listing]:
+    whole = document["sources"]["together"]
+    names = [name for name, *_ in _CONDITIONS]
+    rows = [
+        [
+            str(entry["layer"]),
+            *(_digits(entry["words"][name]["mean"]) for name in names),
+            _with_interval(entry["ratio"]),
+        ]
+        for entry in whole["layers"]
+    ]
+    made = [
+        Listing(
+            f"{document['model']}: mean W1 (l2) of the words to the sentence, all sources",
+            ["layer", *(name.replace("_", " ") for name in names), "not / neutral"],
+            rows,
+        )
+    ]
+    rows = []
+    for source, part in document["sources"].items():
+        last = part["layers"][-1]
+        figures = (last["ratio"], last["ratio"]["over_relations"], part["cosine_ratio"])
+        rows.append([source, str(part["pairs"]), *(_with_interval(entry) for entry in figures)])
+    header = ["source", "pairs", "W1, not / neutral", "over relations", "cosine, not / neutral"]
+    return [*made, Listing("Last layer, paired ratios with 95 % intervals", header, rows)]
+
+
+def _negation_findings(document: _Document) -> list[str]:
+    whole = document["sources"]["together"]
+    first, last = whole["layers"][0], whole["layers"][-1]
+    cosine = whole["cosine"]
+    near = whole["negation_nearer_than_same_relation"]["cosine"]["share"]
+    return [
+        f"not moves the words {_with_interval(first['ratio'])} times as far as a neutral word "
+        f"before the first layer, {_with_interval(last['ratio'])} times after the last, and the "
+        f"pooled embedding {_with_interval(whole['cosine_ratio'])} times (cosine distance)",
+        f"yet a negation stays near: cosine distance {_digits(cosine['negation']['mean'])}, a "
+        f"sentence of the same relation {_digits(cosine['same_relation']['mean'])}; the negation "
+        f"is the nearer of the two in {_percent(near)} of the pairs",
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.3g} %"
+
+
+def _with_interval(entry: _Document) -> str:
+    if entry["low"] is None:
+        return _digits(entry["mean"])
+    return f"{_digits(entry['mean'])} ({_digits(entry['low'])} to {_digits(entry['high'])})"
+
+
+def _digits(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+_PICTURES: dict[str, Callable[[_Document], tuple[_Paint, tuple[float, float]]]] = {
+    "robustness": _robustness,
+    "depth": _depth,
+    "negation": _negation,
+}
+_LISTINGS: dict[str, Callable[[_Document], list[Listing]]] = {
+    "robustness": _robustness_listing,
+    "depth": _depth_listing,
+    "negation": _negation_listing,
+}
+_FINDINGS: dict[str, Callable[[_Document], list[str]]] = {
+    "robustness": _robustness_findings,
+    "depth": _depth_findings,
+    "negation": _negation_findings,
+}

@@ -1,0 +1,300 @@
+"""Layers with certified constants: they survive training and an attack, and an attack finds a
+normalisation that is wrong."""
+
+import copy
+import doctest
+import math
+
+import pytest
+import torch
+
+import fenchel.certificates as fcert
+import fenchel.nn as fnn
+from fenchel.certificates import modules as formulas
+from fenchel.certificates.self_attention import (
+    Head,
+    gaussian_attention_lipschitz,
+    gaussian_constant,
+    self_attention_lipschitz,
+)
+from fenchel.nn import lipschitz as module
+from fenchel.nn.lipschitz import DotForm, GaussianForm, LipschitzAttention, LipschitzFeedForward
+
+WIDTH, HEADS, BATCH, TOKENS = 8, 2, 3, 6
+FORMS = [GaussianForm(), DotForm(2.0)]
+by_form = pytest.mark.parametrize("form", FORMS, ids=["gaussian", "dot"])
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def make(form=FORMS[0], constant=1.0, dtype=torch.float64, width=WIDTH, heads=HEADS, **options):
+    """A layer in which no parameter is zero."""
+    torch.manual_seed(0)
+    layer = LipschitzAttention(width, heads, constant, form=form, **options).to(dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
+def bound(layer, tokens):
+    """Of the weights as they are, before anything is divided."""
+    return float(layer.heads.bound(layer.output.detach(), [tokens]).detach())
+
+
+def trained(layer, steps, tokens=TOKENS, rate=1e-2):
+    """Regression on targets that change 20 times as fast as the layer may."""
+    x = draw(32, tokens, WIDTH, seed=1, dtype=torch.float32)
+    target = 20 * x.flip(-1) + 5 * x.mean(1, keepdim=True).sign()
+    optimizer = torch.optim.Adam(layer.parameters(), rate)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (layer(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    return layer
+
+
+# ---- the constant
+
+
+@by_form
+def test_the_constant_holds_after_training(form):
+    layer = trained(make(form, 0.8, torch.float32), steps=500)
+    assert bound(layer, TOKENS) > 0.8  # the weights ask for more
+    certificate = layer.certificate(TOKENS)
+    assert certificate.bound == 0.8
+    found = fcert.attack(certificate, budget=5000)
+    assert found.holds
+    assert found.ratio <= 1
+    assert found.ratio > 0.25, "the bound says little"
+
+
+@by_form
+def test_the_constant_holds_after_every_step_even_of_a_wild_optimizer(form):
+    layer = make(form, 0.5, torch.float32)
+    optimizer = torch.optim.SGD(layer.parameters(), 30.0)
+    x = draw(4, TOKENS, WIDTH, dtype=torch.float32)
+    for _ in range(5):
+        optimizer.zero_grad()
+        layer(x).square().sum().neg().backward()
+        optimizer.step()
+        found = fcert.attack(layer.certificate(TOKENS), budget=1500)
+        assert found.observed <= 0.5
+
+
+@by_form
+def test_an_attack_finds_a_wrong_normalisation(form, monkeypatch):
+    """The largest entry of a matrix in place of its norm."""
+    layer = make(form)
+    assert fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+    monkeypatch.setattr(formulas, "_spectral", lambda m: m.abs().amax((-2, -1)) / WIDTH)
+    assert not fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+
+
+def test_an_attack_finds_that_the_number_of_tokens_was_forgotten(monkeypatch):
+    layer = make()
+    monkeypatch.setattr(formulas, "gaussian_constant", lambda n: 1.0)
+    assert not fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+
+
+def test_an_attack_finds_that_the_output_was_not_divided(monkeypatch):
+    for form in FORMS:
+        layer = make(form)
+        layer.constant = bound(layer, TOKENS) / 20
+        assert fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+        monkeypatch.setattr(module, "shrinking", lambda bounds, constant: torch.ones_like(bounds))
+        assert not fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+        monkeypatch.undo()
+
+
+@by_form
+def test_weights_that_need_less_are_left_as_they_are(form):
+    layer = make(form, constant=1e6)
+    certificate = layer.certificate(TOKENS)
+    assert certificate.bound < 1e3
+    frozen = torch.ones(1, 1, 1, dtype=torch.float64)
+    x = draw(BATCH, TOKENS, WIDTH)
+    torch.testing.assert_close(layer(x), layer._mapped(x, None, frozen))
+    assert fcert.attack(certificate, budget=2000).holds
+
+
+@by_form
+def test_the_function_that_is_attacked_is_the_layer(form):
+    for dtype in (torch.float64, torch.float32):
+        layer = make(form, dtype=dtype)
+        x = draw(BATCH, TOKENS, WIDTH)
+        made = layer.certificate(TOKENS).trials.function(x)
+        torch.testing.assert_close(made.to(dtype), layer(x.to(dtype)))
+
+
+def test_bounds_are_those_of_the_certificates():
+    gaussian = make(heads=1)
+    norm = bound(gaussian, TOKENS)
+    expected = gaussian_attention_lipschitz(gaussian.heads.projection, gaussian.output, TOKENS)
+    assert norm == pytest.approx(expected.bound, rel=1e-12)
+    layer = make(FORMS[1])
+    parts = (
+        m.unflatten(0, (HEADS, -1)).detach()
+        for m in (layer.heads.query, layer.heads.key, layer.heads.value)
+    )
+    heads = [Head(*three, layer.heads.temperature) for three in zip(*parts, strict=True)]
+    for tokens in (1, 2, 50):
+        dot = self_attention_lipschitz(heads, tokens, 2.0, output=layer.output.detach())
+        assert bound(layer, tokens) == pytest.approx(dot.bound)
+
+
+def test_heads_that_look_at_orthogonal_parts_cost_no_more_than_one():
+    eye = torch.eye(WIDTH, dtype=torch.float64)
+    assert float(formulas.gaussian_bound(eye, eye, [TOKENS])) == pytest.approx(
+        gaussian_constant(TOKENS)
+    )
+
+
+def test_feed_forward_keeps_its_constant():
+    torch.manual_seed(0)
+    for activation in (None, torch.nn.ReLU()):
+        layer = LipschitzFeedForward(WIDTH, constant=0.7, activation=activation)
+        found = fcert.attack(layer.certificate(3), budget=2000)
+        assert found.holds
+        assert found.ratio > 0.3
+    with pytest.raises(TypeError, match=r"GELU's and SiLU's reach 1\.13"):
+        LipschitzFeedForward(WIDTH, activation=torch.nn.GELU())
+
+
+# ---- what it computes
+
+
+def test_against_a_loop():
+    layer = make(bias=True)
+    x = draw(BATCH, TOKENS, WIDTH)
+    scale = 1 / bound(layer, TOKENS)
+    expected = torch.zeros_like(x)
+    size = WIDTH // HEADS
+    for b in range(BATCH):
+        for h in range(HEADS):
+            rows = slice(h * size, (h + 1) * size)
+            z = x[b] @ layer.heads.projection[rows].T
+            distances = (z[:, None] - z[None]).square().sum(-1)
+            weights = (-distances / layer.heads.log_temperature[h].exp()).softmax(-1)
+            expected[b] += scale * weights @ z @ layer.output[:, rows].T
+    torch.testing.assert_close(layer(x), expected + layer.bias)
+
+
+def test_dot_products_of_short_tokens_are_torchs_attention():
+    layer = make(FORMS[1])
+    x = 0.1 * draw(BATCH, TOKENS, WIDTH)
+    names = (layer.heads.query, layer.heads.key, layer.heads.value)
+    q, k, v = ((x @ m.T).unflatten(-1, (HEADS, -1)).transpose(1, 2) for m in names)
+    heads = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    scale = 1 / bound(layer, TOKENS)
+    torch.testing.assert_close(layer(x), scale * heads @ layer.output.T + layer.bias)
+    assert (layer(2 * x) - layer(x)).abs().max() > 1e-3
+    torch.testing.assert_close(layer(1e3 * x), layer(1e4 * x))  # beyond the ball length is lost
+
+
+@by_form
+def test_padding_changes_nothing_and_gets_nothing(form):
+    layer = make(form)
+    x = draw(BATCH, TOKENS, WIDTH)
+    padded = torch.cat([x, torch.full_like(x, math.nan)], 1).requires_grad_()
+    mask = torch.arange(2 * TOKENS).expand(BATCH, -1) >= TOKENS
+    made = layer(padded, mask)
+    torch.testing.assert_close(made[:, :TOKENS], layer(x))
+    assert not made[:, TOKENS:].any()
+    (slope,) = torch.autograd.grad(made.sum(), padded)
+    assert slope.isfinite().all()
+    assert not slope[:, TOKENS:].any()
+    mask = torch.tensor([[False] * TOKENS, [True] * TOKENS, [False] * 2 + [True] * 4])
+    made = layer(x, mask)
+    torch.testing.assert_close(made[:1], layer(x[:1]))
+    torch.testing.assert_close(made[2:, :2], layer(x[2:, :2]))
+    assert not made[1].any()
+
+
+@by_form
+def test_the_constant_holds_with_padding(form):
+    """Of all outputs, those of ignored tokens included."""
+    layer = make(form)
+    for count in (1, 2, 5):
+        ignored = torch.arange(TOKENS) >= count
+        jacobian = torch.autograd.functional.jacobian(
+            lambda x, ignored=ignored: layer(x[None], ignored[None])[0], draw(TOKENS, WIDTH)
+        )
+        square = jacobian.reshape(TOKENS * WIDTH, -1)
+        assert torch.linalg.matrix_norm(square, 2) <= 1
+
+
+@by_form
+def test_gradients(form):
+    layer = make(form, constant=0.7, width=4)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def function(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    inputs = [0.5 * draw(2, 3, 4), *(p.detach().clone() for p in layer.parameters())]
+    assert torch.autograd.gradcheck(function, [x.requires_grad_() for x in inputs])
+
+
+@by_form
+def test_shapes_and_precisions(form):
+    layer = make(form, dtype=torch.float32)
+    assert layer(torch.zeros(0, 5, WIDTH)).shape == (0, 5, WIDTH)
+    assert layer(torch.zeros(0, 5, WIDTH), torch.zeros(0, 5, dtype=torch.bool)).shape[0] == 0
+    assert layer(torch.zeros(2, 0, WIDTH)).shape == (2, 0, WIDTH)
+    single = layer(torch.ones(1, 1, WIDTH))
+    assert single.isfinite().all()
+    assert layer.certificate(1).bound <= 1
+    x = draw(BATCH, WIDTH, TOKENS, dtype=torch.float32).mT
+    assert not x.is_contiguous()
+    torch.testing.assert_close(layer(x), layer(x.contiguous()))
+    half = copy.deepcopy(layer).bfloat16()
+    wide = copy.deepcopy(half).float()
+    made = half(x.bfloat16())
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made, wide(x.bfloat16().float()).bfloat16(), rtol=0, atol=0)
+    zero = torch.zeros(1, 3, WIDTH, requires_grad=True)
+    layer(zero).sum().backward()
+    assert zero.grad.isfinite().all()
+
+
+@by_form
+def test_state_and_copies(form):
+    layer, other = make(form), LipschitzAttention(WIDTH, HEADS, form=form).double()
+    x = draw(BATCH, TOKENS, WIDTH)
+    assert (layer(x) - other(x)).abs().max() > 1e-4
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x), other(x))
+    assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+    assert f"constant=1, form={form}" in repr(layer)
+
+
+def test_messages():
+    with pytest.raises(ValueError, match="constant must be a finite number > 0, got 0"):
+        LipschitzAttention(8, 2, 0)
+    with pytest.raises(ValueError, match="divisible by num_heads, got 8 and 3"):
+        LipschitzAttention(8, 3)
+    with pytest.raises(TypeError, match=r"GaussianForm\(\) or DotForm\(radius\), got 'dot'"):
+        LipschitzAttention(8, 2, form="dot")
+    with pytest.raises(ValueError, match="radius must be a finite number > 0, got inf"):
+        DotForm(math.inf)
+    with pytest.raises(ValueError, match="temperature must be a finite number > 0, got -1"):
+        GaussianForm(-1.0)
+    layer = LipschitzAttention(8, 2)
+    with pytest.raises(ValueError, match=r"\(batch, n, 8\), got torch.float32 of shape \(3, 8\)"):
+        layer(torch.zeros(3, 8))
+    with pytest.raises(ValueError, match="key_padding_mask must be bool, True = ignored"):
+        layer(torch.zeros(1, 3, 8), torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="tokens must be >= 1, got 0"):
+        layer.certificate(0)
+
+
+def test_examples():
+    names = {name: getattr(fnn, name) for name in fnn.__all__}
+    assert doctest.testmod(module, extraglobs={"torch": torch, **names}).failed == 0
