@@ -5,7 +5,7 @@
 Choose Omega and the base measure, get weights, exact derivatives and a certificate.
 """
 
-from fenchel import continuous, dual, nn, priors, scores
+from fenchel import certificates, continuous, dual, measures, nn, priors, scores
 from fenchel._version import __version__
 from fenchel.attention import (
     AttentionSolution,
@@ -33,10 +33,12 @@ __all__ = [
     "__version__",
     "attention",
     "attention_solution",
+    "certificates",
     "continuous",
     "dual",
     "entmax",
     "fenchel_young_loss",
+    "measures",
     "nn",
     "priors",
     "replace_sdpa",

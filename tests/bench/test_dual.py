@@ -78,7 +78,7 @@ def test_command_writes_json_and_picture(tmp_path: Path) -> None:
 
 
 def test_quick_sizes_say_that_they_are_small() -> None:
-    assert "quick sizes" in dual.Report(dual.QUICK, methods.synthetic(4, 6, 2, 0), ()).warning
+    assert "Quick sizes" in dual.Report(dual.QUICK, methods.synthetic(4, 6, 2, 0), ()).warning
     assert dual.Report(dual.FULL, methods.synthetic(4, 6, 2, 0), ()).warning == ""
 
 

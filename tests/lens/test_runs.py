@@ -64,23 +64,36 @@ def test_the_command(folder, text, tmp_path):
     inputs = lens.encode(tokenizer, lens.sentences(text, 2))
     expected = float(lens.deviation(model, inputs).multiplier[1].nanmean())
     assert run["summary"][1]["multiplier"]["mean"] == pytest.approx(expected, rel=1e-4)
-    assert len(list(out.glob("tiny-bert-encoder-*.svg"))) == 4
-    again = CliRunner().invoke(app, [*command, "--scaling", "0.1", "--no-pictures"])
-    assert again.exit_code == 0
-    (run,) = json.loads((out / "deviations.json").read_text())["runs"]  # in place of the first
-    assert (run["scaling"], run["sentences"]) == (0.1, 3)
+    assert (run["first_layer"], run["summary"][0]["layer"]) == (0, 0)
+    assert len(list(out.glob("scaling-0.353553/tiny-bert-encoder-*.svg"))) == 4
+    assert "mean deviations, scaling 0.353553" in " ".join(result.output.split())
+
+
+def test_runs_at_several_scalings_are_kept(folder, text, tmp_path):
+    out = tmp_path / "out"
+    command = ["lens", "deviation", str(folder), "--text", str(text), "--out", str(out)]
+    for options in (["--sentences", "1"], ["--scaling", "0.1"], ["--sentences", "2"]):
+        assert CliRunner().invoke(app, [*command, *options]).exit_code == 0
+    found = json.loads((out / "deviations.json").read_text())["runs"]
+    kept = [(run["scaling"], run["sentences"]) for run in found]
+    assert kept == [(0.1, 3), (pytest.approx(8**-0.5), 2)]  # the third in place of the first
+    assert len(list(out.glob("scaling-*/tiny-bert-encoder-*.svg"))) == 8
 
 
 def test_help_shows_an_example():
     for command in (["lens"], ["lens", "deviation"]):
         output = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120"}).output
         assert "Example: fenchel lens deviation" in " ".join(output.split())
+    for word in ("parameter", "Layers count from 1", "the extras hf and report"):
+        assert word in " ".join(output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model": "nobody/nothing-of-the-kind"}, "cannot load 'nobody/nothing-of-the-kind'"),
+        ({"model": "/nowhere/at-all"}, "cannot load '/nowhere/at-all': the folder does not exist"),
+        ({"model": "build/models/not-there"}, "the folder does not exist"),
         ({"--attention": "cross"}, "no cross attention"),
         ({"--text": "missing.txt"}, "missing.txt"),
     ],
@@ -96,10 +109,17 @@ def test_the_command_fails_clearly(folder, text, tmp_path, changes, message):
 
 def test_runs_are_added_beside_others(tmp_path):
     path = tmp_path / "x.json"
-    for model, attention in (("b", "encoder"), ("a", "cross"), ("b", "encoder")):
-        runs.add({"model": model, "attention": attention, "nested": {"x": [1, 2]}}, path)
+    given = [
+        ("b", "encoder", 1.0),
+        ("a", "cross", 1.0),
+        ("b", "encoder", 1.0),
+        ("b", "encoder", 0.5),
+    ]
+    names = ("model", "attention", "scaling")
+    for one in given:
+        runs.add({**dict(zip(names, one, strict=True)), "nested": {"x": [1, 2]}}, path)
     found = json.loads(path.read_text())["runs"]
-    assert [(one["model"], one["attention"]) for one in found] == [("a", "cross"), ("b", "encoder")]
+    assert [tuple(one[name] for name in names) for one in found] == sorted(set(given))
     assert found[0]["nested"] == {"x": [1, 2]}
 
 

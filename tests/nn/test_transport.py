@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import fenchel.nn.transport as module
 from fenchel.dual.transport import transport
+from fenchel.nn import LearnedReliability
 from fenchel.nn.transport import TransportAttention
 
 DOUBLE = torch.float64
@@ -201,6 +202,33 @@ def test_state_is_kept():
 def test_wrong_settings_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         TransportAttention(**({"embed_dim": 8, "num_heads": 2} | options))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_reliability_for_each_head_is_learned(exact):
+    torch.manual_seed(0)
+    learned = LearnedReliability(2, init=0.7)
+    attend = TransportAttention(8, 2, exact=exact, reliability=learned, dtype=torch.float64)
+    assert learned.raw.dtype == torch.float64
+    plain = TransportAttention(8, 2, exact=exact, reliability=0.7, dtype=torch.float64)
+    weights = {k: v for k, v in attend.state_dict().items() if not k.startswith("reliability")}
+    plain.load_state_dict(weights)
+    query, templates, _ = inputs()
+    found = attend(query.double(), templates.double())
+    wanted = plain(query.double(), templates.double())
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+    found.square().sum().backward()
+    assert (learned.raw.grad != 0).all()
+    assert "reliability=" not in attend.extra_repr()
+    with pytest.raises(ValueError, match=r"reliability must return \(head, 1\) = \(2, 1\)"):
+        TransportAttention(8, 2, reliability=LearnedReliability(3))(
+            query.float(), templates.float()
+        )
+
+
+def test_device_and_dtype_are_those_asked_for():
+    attend = TransportAttention(8, 2, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in attend.parameters()} == {("meta", torch.bfloat16)}
 
 
 def test_wrong_shapes_are_refused():

@@ -61,9 +61,9 @@ class Report:
     @property
     def warning(self) -> str:
         small = (
-            "quick sizes: these times are not those of a layer in use" if self.sweep.quick else ""
+            "Quick sizes: these times are not those of a layer in use." if self.sweep.quick else ""
         )
-        return "; ".join(note for note in (disturbance(self.others), small) if note)
+        return " ".join(note for note in (disturbance(self.others), small) if note)
 
     def as_json(self) -> Entry:
         templates, evidence = self.layer.templates, self.layer.evidence

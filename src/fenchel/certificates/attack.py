@@ -61,8 +61,11 @@ def attack(
     suspects = trials.suspects(_CLIMBERS, generator)
     if suspects is not None:
         run.take(_first(suspects, run.left))
-    while run.left > budget * (1 - _RANDOM) and not run.broken:
-        run.take(trials.sample(min(_BATCH, run.left), generator))
+    random = math.ceil(_RANDOM * budget)
+    while random > 0 and run.left > 0 and not run.broken:
+        some = min(_BATCH, random, run.left)
+        run.take(trials.sample(some, generator))
+        random -= some
     starts = run.leaders() if suspects is None else _joined(run.leaders(), suspects)
     while run.left > 0 and not run.broken:
         _climb(run, trials, _first(starts, run.left))
@@ -76,6 +79,7 @@ class _Run:
     def __init__(self, certificate: Certificate, budget: int) -> None:
         self.certificate, self.left, self.budget = certificate, budget, budget
         self.best: State | None = None
+        self.numbers = 0
         self.quotients = torch.empty(0, dtype=torch.float64)
 
     @property
@@ -90,6 +94,7 @@ class _Run:
     def note(self, state: State, quotients: Tensor) -> None:
         """Keep the best; what is not a number was no trial, and is counted all the same."""
         self.left -= len(quotients)
+        self.numbers += int(quotients.isfinite().sum())
         seen = torch.where(quotients.isfinite(), quotients, 0.0).detach()
         state = tuple(x.detach() for x in state)
         if self.best is not None:
@@ -103,6 +108,11 @@ class _Run:
 
     def result(self) -> Attack:
         assert self.best is not None
+        if not self.numbers:
+            raise ValueError(
+                f"not one trial of {self.certificate.name} gave a finite number: nothing was "
+                "tested; look at what its function returns"
+            )
         observed, certified = float(self.quotients[0]), self.certificate.bound
         ratio = math.inf if observed > 0 else 0.0
         if certified > 0:

@@ -47,6 +47,10 @@ class Trials(ABC):
     def project(self, state: State) -> State:
         """Back into where the certificate holds."""
 
+    def allows(self, state: State) -> bool:
+        """Whether the certificate speaks of these inputs."""
+        return _same(state, self.project(state))
+
     def suspects(self, count: int, generator: torch.Generator) -> State | None:
         """Where an attacker who knows the proof would look first."""
         return None
@@ -74,6 +78,9 @@ class Certificate:
     def check(self, *inputs: Tensor) -> Check:
         """One trial of your own: for a map two inputs, x and y."""
         state = tuple(torch.as_tensor(x).unsqueeze(0) for x in inputs)
+        if not self.trials.allows(state):
+            given = "; ".join(self.assumptions)
+            raise ValueError(f"these inputs lie outside of what is certified: {given}")
         with torch.no_grad():
             quotient = float(self.trials.quotient(state))
         ratio = quotient / self.bound if self.bound > 0 else math.inf if quotient > 0 else 0.0
@@ -82,6 +89,12 @@ class Certificate:
     def __str__(self) -> str:
         given = "; ".join(self.assumptions)
         return f"{self.name}: at most {self.bound:.6g} in norm {self.norm}, given {given}"
+
+
+def _same(one: State, other: State) -> bool:
+    """Up to rounding."""
+    pairs = zip(one, other, strict=True)
+    return all(bool((x - y).abs().le(ROUNDING * (1 + x.abs())).all()) for x, y in pairs)
 
 
 # ---- maps of vectors
@@ -170,6 +183,9 @@ class MapTrials(Trials):
         inside = domain.project(x)
         return inside, inside + (y - x)
 
+    def allows(self, state: State) -> bool:
+        return _same(state, tuple(self.domain.project(x) for x in state))
+
     def quotient(self, state: State) -> Tensor:
         x, y = (z.to(torch.float64) for z in state)
         here, tangent = torch.func.jvp(self.function, (x,), (y - x,))  # type: ignore[misc]
@@ -194,8 +210,11 @@ class MapTrials(Trials):
             weights = _functional(image, self.norm)
             (pulled,) = torch.autograd.grad(made, leaf, weights)
         step = _direction(pulled, self.norm)
-        size = (y - x).flatten(1).norm(dim=-1) / step.flatten(1).norm(dim=-1).clamp_min(1e-300)
-        return x, x + step * size.reshape(-1, *(1,) * (x.dim() - 1))
+        wide = (-1, *(1,) * (x.dim() - 1))
+        long = step.flatten(1).norm(dim=-1)
+        size = _over((y - x).flatten(1).norm(dim=-1), long)
+        # where nothing is stretched, no direction is better than another
+        return x, torch.where((long > 0).reshape(wide), x + step * size.reshape(wide), y)
 
     def _length(self, x: Tensor) -> Tensor:
         return length(x, self.norm, len(self.shape))
@@ -211,7 +230,7 @@ class MapTrials(Trials):
 
 def compose(first: Certificate, then: Certificate) -> Certificate:
     """Of x -> then(first(x)): the product, where `then` holds on all that `first` may give."""
-    one, two = _maps(first, "first"), _maps(then, "then")
+    one, two = as_maps(first, "first"), as_maps(then, "then")
     if first.norm != then.norm:
         raise ValueError(f"both need the same norm, got {first.norm} and {then.norm}")
     _check_reach(one, two)
@@ -230,7 +249,7 @@ def _product(first: float, second: float) -> float:
     return 0.0 if 0.0 in (first, second) else first * second
 
 
-def _maps(certificate: Certificate, name: str) -> MapTrials:
+def as_maps(certificate: Certificate, name: str) -> MapTrials:
     if not isinstance(certificate.trials, MapTrials):
         raise TypeError(f"{name} must certify a map of vectors, got {certificate.name}")
     return certificate.trials
@@ -238,12 +257,23 @@ def _maps(certificate: Certificate, name: str) -> MapTrials:
 
 def _check_reach(one: MapTrials, two: MapTrials) -> None:
     """All that the first may give lies where the second holds."""
-    made = one.function(one.project((torch.zeros(1, *one.shape, dtype=torch.float64),) * 2)[0])
-    if made.shape[1:] != two.shape:
-        shapes = f"{tuple(made.shape[1:])} and {tuple(two.shape)}"
+    made = image_shape(one)
+    if made != two.shape:
+        shapes = f"{tuple(made)} and {tuple(two.shape)}"
         raise ValueError(f"the first map's outputs do not fit the second's inputs: {shapes}")
-    if isinstance(two.domain, Ball) and one.reach > two.domain.radius * (1 + ROUNDING):
+    if isinstance(two.domain, Everywhere):
+        return
+    centre = two.domain.centre if isinstance(two.domain, Ball) else None
+    needed = one.reach + (0.0 if centre is None else float(centre.norm(dim=-1).max()))
+    if needed > two.domain.radius * (1 + ROUNDING):  # no coordinate exceeds its token's length
         raise ValueError(
-            f"the second certificate holds for tokens within {two.domain.radius:g}, but the first "
-            f"map may give tokens of length {one.reach:g}; certify the second on a larger ball"
+            f"the second certificate holds for {two.domain}, but the first map may give tokens of "
+            f"length {one.reach:g}; certify the second where they lie"
         )
+
+
+def image_shape(trials: MapTrials) -> torch.Size:
+    """Of one output."""
+    start = torch.zeros(1, *trials.shape, dtype=torch.float64)
+    with torch.no_grad():
+        return trials.function(trials.project((start, start))[0]).shape[1:]

@@ -4,9 +4,9 @@ A composition's constant is at most the product, a sum's the sum. Each part also
 outputs can be, because dot-product attention is certified on a ball only: a layer norm bounds them
 whatever comes in.
 
-A layer norm itself is only max|weight| / sqrt(eps) Lipschitz, and that is its true constant: near
-tokens with equal coordinates it stretches that much. Bounds of layers that contain one are large
-for that reason.
+A layer norm itself is only max|weight| / sqrt(eps) Lipschitz, and for equal weights that is its
+true constant: near tokens with equal coordinates it stretches that much. Bounds of layers that
+contain one are large for that reason.
 """
 
 from __future__ import annotations
@@ -20,13 +20,20 @@ from torch import Tensor
 from torch.nn import LayerNorm, MultiheadAttention, TransformerEncoderLayer
 from torch.nn import functional as F
 
-from fenchel.certificates.certificate import Certificate, MapTrials, compose
+from fenchel.certificates.certificate import Certificate, MapTrials, as_maps, compose, image_shape
 from fenchel.certificates.domain import Ball, Domain, Everywhere
-from fenchel.certificates.self_attention import Head, Norm, self_attention_lipschitz, spectral
+from fenchel.certificates.self_attention import (
+    Head,
+    Norm,
+    check_norm,
+    self_attention_lipschitz,
+    size_of,
+    spectral,
+)
 
 # The largest slope of each: x Phi(x) at sqrt(2), x sigmoid(x) at 2.3994.
 _GELU = 0.5 * (1 + math.erf(1)) + math.exp(-1) / math.sqrt(math.pi)
-_SLOPES = {"relu": 1.0, "gelu": _GELU, "silu": 1.0998393194985, "tanh": 1.0, "identity": 1.0}
+_SLOPES = {"relu": 1.0, "gelu": _GELU, "silu": 1.099839320128867, "tanh": 1.0, "identity": 1.0}
 
 
 def token_map(
@@ -45,6 +52,7 @@ def token_map(
     """
     if not callable(function):
         raise TypeError(f"function must be callable, got {type(function).__name__}")
+    check_norm(norm)
     unit = domain.radius if not isinstance(domain, Everywhere) else 1.0
     trials = MapTrials(function, torch.Size(shape), domain, norm, unit, reach=reach)
     given = (f"{domain}", f"{shape[0]} tokens")
@@ -72,7 +80,7 @@ def feed_forward_lipschitz(
     for number, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
         steep = slope if number else 1.0
         bound *= steep * spectral(matrix)
-        reach = spectral(matrix) * steep * reach + (0.0 if bias is None else float(bias.norm()))
+        reach = spectral(matrix) * steep * reach + size_of(bias)
 
     def function(x: Tensor) -> Tensor:
         for number, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
@@ -93,7 +101,7 @@ def layer_norm_lipschitz(
     weight = torch.ones(width) if norm_layer.weight is None else norm_layer.weight.detach()
     bias = None if norm_layer.bias is None else norm_layer.bias.detach()
     largest = float(weight.abs().max())
-    reach = largest * math.sqrt(width) + (0.0 if bias is None else float(bias.norm()))
+    reach = largest * math.sqrt(width) + size_of(bias)
 
     def function(x: Tensor) -> Tensor:
         about = x - x.mean(-1, keepdim=True)
@@ -101,16 +109,24 @@ def layer_norm_lipschitz(
         made = about * (spread + norm_layer.eps).rsqrt() * weight.to(x)
         return made if bias is None else made + bias.to(x)
 
-    bound = largest / math.sqrt(norm_layer.eps)
-    return token_map("layer norm", bound, function, (tokens, width), domain, reach=reach, norm=norm)
+    def level(count: int, generator: torch.Generator) -> Tensor:  # where it is steepest
+        x = torch.randn(count, tokens, 1, generator=generator, dtype=torch.float64)
+        return domain.project(x.expand(-1, -1, width))
+
+    bound = largest / math.sqrt(norm_layer.eps) if norm_layer.eps > 0 else math.inf
+    shape = (tokens, width)
+    made = token_map("layer norm", bound, function, shape, domain, reach=reach, norm=norm)
+    return replace(made, trials=replace(as_maps(made, "made"), guesses=level))
 
 
 def residual(certificate: Certificate) -> Certificate:
     """Of x -> x + f(x): one more."""
-    trials = certificate.trials
-    if not isinstance(trials, MapTrials):
-        raise TypeError(f"certificate must be of a map of vectors, got {certificate.name}")
+    trials = as_maps(certificate, "certificate")
     inner = trials.function
+    made = image_shape(trials)
+    if made != trials.shape:
+        shapes = f"{tuple(trials.shape)} and {tuple(made)}"
+        raise ValueError(f"x + f(x) needs inputs and outputs of one shape, got {shapes}")
     reach = trials.reach + _radius(trials.domain)
     moved = replace(trials, function=lambda x: x + inner(x), reach=reach)
     name = f"x + {certificate.name}"
@@ -164,8 +180,11 @@ def stack_lipschitz(
 
 def heads_of(attention: MultiheadAttention) -> tuple[list[Head], Tensor, Tensor | None]:
     """The heads, the output matrix and its bias, detached."""
-    if attention.in_proj_weight is None or attention.bias_k is not None:
-        raise ValueError("only self-attention with one width and without bias_k can be certified")
+    extra = attention.bias_k is not None or attention.add_zero_attn
+    if attention.in_proj_weight is None or extra:
+        raise ValueError(
+            "only self-attention with one width, without bias_k and add_zero_attn, can be certified"
+        )
     width, count = attention.embed_dim, attention.num_heads
     query, key, value = attention.in_proj_weight.detach().double().split(width)
     bias = attention.in_proj_bias

@@ -97,9 +97,7 @@ def _bidiagonalised(
         left[-1] = left[-1] / diagonal[-1]
         rest = _across(products.backward(left[-1]) - diagonal[-1] * right[-1], right)
         beta = float(rest.norm())
-        matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-        matrix += torch.diag(torch.tensor(above, dtype=torch.float64), 1)
-        u, singular, vh = torch.linalg.svd(matrix)
+        u, singular, vh = _decomposed(diagonal, above)
         value, error = float(singular[0]), beta * abs(float(u[-1, 0]))
         direction = torch.stack(right, 1) @ vh[0].to(x)
         small = error <= tolerance * value or beta <= 1e-15 * value
@@ -109,9 +107,19 @@ def _bidiagonalised(
         above.append(beta)
         left.append(_across(products.forward(right[-1]) - beta * left[-1], left))
         diagonal.append(float(left[-1].norm()))
-    if diagonal[-1] == 0:  # the image is exhausted: B is exact
-        error = 0.0
+    if diagonal[-1] == 0:  # the image is exhausted: B is exact, with its last column
+        _, singular, vh = _decomposed(diagonal, above)
+        value, error, direction = float(singular[0]), 0.0, torch.stack(right, 1) @ vh[0].to(x)
     return Local(value, error, products.count, direction.view_as(x))
+
+
+def _decomposed(diagonal: list[float], above: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """u, singular values and v' of the bidiagonal matrix."""
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    u, singular, vh = torch.linalg.svd(
+        matrix + torch.diag(torch.tensor(above, dtype=torch.float64), 1)
+    )
+    return u, singular, vh
 
 
 def _across(x: Tensor, basis: list[Tensor]) -> Tensor:
@@ -136,7 +144,7 @@ def _summed(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> Loc
             lines = torch.vmap(push)(units)
         else:
             lines = torch.vmap(lambda a: pull(a.view_as(made))[0])(units)
-        sums = lines.flatten(1).abs().sum(-1)
+        sums = lines.reshape(len(units), -1).abs().sum(-1)
         if float(sums.max()) > best:
             best, place = float(sums.max()), start + int(sums.argmax())
             row = lines[int(sums.argmax())]

@@ -65,13 +65,13 @@ def dot_bound(
 
     What `self_attention_lipschitz` gives, as a function of the weights.
     """
-    reach = _spectral(key.mT @ query) * radius**2 / temperature  # (head)
+    reach = _product_spectral(key.mT, query) * radius**2 / temperature  # (head)
     many = reach.new_tensor(tokens).unsqueeze(-1)  # (count, 1)
     often = many / (1 + (many - 1) * (-2 * reach).exp())
     each = (often * (1 + reach.square())).sqrt() + reach  # (count, head): c_h
     together = (each * _spectral(value)).square().sum(-1).sqrt() * _spectral(output)
     parts = output.unflatten(1, value.shape[:2]).movedim(1, 0)  # (head, e, m)
-    apart = (each * _spectral(parts @ value)).sum(-1)
+    apart = (each * _product_spectral(parts, value)).sum(-1)
     return torch.minimum(together, apart)
 
 
@@ -90,7 +90,8 @@ def shrinking(bounds: Tensor, constant: float) -> Tensor:
 
 def into_ball(x: Tensor, radius: float) -> Tensor:
     """The nearest point of the ball, token by token. Shape of x."""
-    return x / (x.norm(dim=-1, keepdim=True) / radius).clamp_min(1.0)
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / (size / radius).clamp_min(1.0)
 
 
 def layer_certificate(
@@ -133,4 +134,18 @@ def _in_ball(shape: torch.Size, radius: float) -> Callable[[int, torch.Generator
 
 def _spectral(matrix: Tensor) -> Tensor:
     """(..., a, b) -> (...)"""
-    return torch.linalg.matrix_norm(matrix, 2)
+    largest: Tensor = torch.linalg.matrix_norm(matrix, 2)
+    return largest
+
+
+def _product_spectral(left: Tensor, right: Tensor) -> Tensor:
+    """|left right| for (..., a, m) and (..., m, b) with m small: the norm of (..., m, b) matrices.
+
+    It is <u, left right v> at the best unit vectors, which for a derivative may stay as they are.
+    """
+    with torch.no_grad():
+        basis, rest = torch.linalg.qr(left.detach())
+        u, _, vh = torch.linalg.svd(rest @ right.detach(), full_matrices=False)
+        u, v = basis @ u[..., :1], vh[..., :1, :].mT
+    largest: Tensor = ((left.mT @ u) * (right @ v)).sum((-2, -1))
+    return largest

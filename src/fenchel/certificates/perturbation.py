@@ -30,6 +30,7 @@ from fenchel._numerics import check_tensor, check_whole
 from fenchel.certificates.certificate import Certificate, State, Trials
 
 _STEPS = 100
+_LEAST = 1e-290  # below it weights have lost digits
 
 
 def dropped(scores: Tensor, values: Tensor, count: int) -> Certificate:
@@ -102,10 +103,12 @@ def move_bound(
     radius: of new values.
     """
     weights, values = weights.double(), values.double()
-    output = (weights.unsqueeze(-2) @ values).squeeze(-2)
-    away = (values - output.unsqueeze(-2)).norm(dim=-1)
+    heavy = _heaviest(weights, values)
+    about = values - heavy.unsqueeze(-2)  # or else the distance of a token with all weight cancels
+    output = (weights.unsqueeze(-2) @ about).squeeze(-2)
+    away = (about - output.unsqueeze(-2)).norm(dim=-1)
     pull = weights * away
-    new = radius + output.norm(dim=-1) if most > 0 else torch.zeros_like(output[..., 0])
+    new = radius + (output + heavy).norm(dim=-1) if most > 0 else torch.zeros_like(output[..., 0])
     bound = torch.zeros_like(output[..., 0])
     for mass in {0.0, most}:
         bound = torch.maximum(bound, _dinkelbach(weights, pull, new, gone, mass))
@@ -119,14 +122,18 @@ def _dinkelbach(weights: Tensor, pull: Tensor, new: Tensor, gone: int, mass: flo
     t = torch.zeros_like(new)
     for _ in range(_STEPS):
         chosen = (pull + t.unsqueeze(-1) * weights).topk(gone, -1).indices
-        share = weights.gather(-1, chosen).sum(-1)
-        left = (1 - share + mass).clamp_min(0)
+        left = weights.scatter(-1, chosen, 0.0).sum(-1) + mass  # not one less: that would cancel
         better = (pull.gather(-1, chosen).sum(-1) + mass * new) / left
-        better = torch.where(left > 1e-12, better, math.inf)
+        better = torch.where(left > _LEAST, better, math.inf)
         if bool((better <= t * (1 + 1e-15)).all()):
             break
         t = torch.maximum(t, better)
     return t
+
+
+def _heaviest(weights: Tensor, values: Tensor) -> Tensor:
+    """The value of the token with the largest weight. (..., n), (..., n, e) -> (..., e)"""
+    return values.take_along_dim(weights.argmax(-1)[..., None, None], -2).squeeze(-2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +165,7 @@ class TokenTrials(Trials):
         ways = torch.randn(count, width, generator=generator, dtype=torch.float64)
         about = self.values - output
         ways[: len(about)] = about[:count]
+        ways[-1] = output  # new ones at the other end of the ball
         ways = ways / ways.norm(dim=-1, keepdim=True).clamp_min(1e-300)
         pull = ways @ about.mT
         ranks = self.weights * pull + self.weights * pull.amax(-1, keepdim=True)
@@ -175,10 +183,14 @@ class TokenTrials(Trials):
         if self.gone:
             kept = kept.scatter(-1, ranks.topk(self.gone, -1).indices, 0.0)
         mass = torch.cat([kept * self.weights, self.odds * scores.exp()], -1)
-        values = torch.cat([self.values.expand(len(ranks), -1, -1), new], -2)
+        heavy = _heaviest(self.weights, self.values)
+        about = self.values - heavy
+        values = torch.cat([about.expand(len(ranks), -1, -1), new - heavy], -2)
         total = mass.sum(-1, keepdim=True)
         output = ((mass / torch.where(total > 0, total, 1.0)).unsqueeze(-2) @ values).squeeze(-2)
-        moved = (output - self.weights @ self.values).norm(dim=-1)
+        # less what rounding may have made of the difference
+        rounding = 1e-15 * values.norm(dim=-1).amax(-1)
+        moved = ((output - self.weights @ about).norm(dim=-1) - rounding).clamp_min(0)
         return torch.where(total.squeeze(-1) > 0, moved, 0.0)
 
 
@@ -200,10 +212,13 @@ def _check_count(count: int, n: int) -> None:
 
 
 def _odds(scores: Tensor, largest: float) -> float:
-    """The exponential of the largest new score, relative to the old total."""
+    """The exponential of the largest new score, relative to the old total.
+
+    Never zero: where all others go, the smallest new token decides.
+    """
     if not math.isfinite(largest):
         raise ValueError(f"largest_score must be finite, got {largest}: new tokens would take all")
-    return math.exp(min(700.0, largest - float(scores.detach().double().logsumexp(-1))))
+    return math.exp(min(700.0, max(-700.0, largest - float(scores.double().logsumexp(-1)))))
 
 
 def _checked_radius(radius: float) -> float:

@@ -80,6 +80,9 @@ def query_lipschitz(
     """
     regularizer = Shannon() if regularizer is None else regularizer
     keys, values = _checked(keys, values)
+    # Only differences matter; taken first, they are exactly zero where keys or values agree.
+    reach, start = float(values.norm(dim=-1).max()), values[0]
+    keys, values = keys - keys[0], values - start
     bound = float(query_bound(keys, values, regularizer, norm))
     domain: Everywhere | Ball = Everywhere()
     if around is not None or radius is not None:
@@ -87,13 +90,13 @@ def query_lipschitz(
         bound = min(bound, _near(keys, values, regularizer, domain))
     temperature = float(regularizer.temperature)  # type: ignore[attr-defined]
     trials = MapTrials(
-        function=lambda q: solve(q @ keys.mT, regularizer).weights @ values,
+        function=lambda q: solve(q @ keys.mT, regularizer).weights @ values + start,
         shape=keys.shape[1:],
         domain=domain,
         norm=norm,
-        unit=temperature / max(float(distances(keys).max()), 1e-300),
+        unit=temperature / (float(distances(keys).max()) or 1.0),
         guesses=_edges(keys, values, temperature, norm, domain),
-        reach=float(values.norm(dim=-1).max()),
+        reach=reach,
     )
     given = f"{domain}; these keys and values; scores <q, k> / {temperature:g}, {regularizer}"
     return Certificate("query to output", bound, norm, (given,), trials)
@@ -110,6 +113,9 @@ def query_bound(
     alpha, temperature = _parameters(regularizer)
     if norm not in DUAL:
         raise ValueError(f"norm must be 1, 2 or inf, got {norm!r}")
+    if keys.shape[:-1] != values.shape[:-1]:
+        shapes = f"{tuple(keys.shape)} and {tuple(values.shape)}"
+        raise ValueError(f"keys (..., n, d) and values (..., n, e) do not fit: {shapes}")
     keys, values = keys.to(torch.float64), values.to(torch.float64)
     pairs = distances(values, norm) * distances(keys, DUAL[norm])
     n = keys.shape[-2]
@@ -121,8 +127,11 @@ def query_bound(
 
 def distances(x: Tensor, norm: float = 2.0) -> Tensor:
     """(..., n, d) -> (..., n, n), by differences: from products they may come out too small."""
+    size = x.abs().amax((-2, -1), keepdim=True)
+    unit = torch.where(size > 0, size / size.frexp().mantissa, 1.0)  # squares stay in range
+    x = x / unit  # a power of two: without rounding
     apart: Tensor = torch.cdist(x, x, norm, compute_mode="donot_use_mm_for_euclid_dist")
-    return apart
+    return apart * unit
 
 
 def _scatter_bound(keys: Tensor, values: Tensor, alpha: float) -> Tensor:

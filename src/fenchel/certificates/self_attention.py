@@ -36,7 +36,7 @@ whatever the temperature, times |V| |W|.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +75,8 @@ class Head:
         if len(set(widths)) > 1 or self.query.shape[0] != self.key.shape[0]:
             shapes = [tuple(x.shape) for x in (self.query, self.key, self.value)]
             raise ValueError(f"query (m, d), key (m, d) and value (e, d) do not fit: {shapes}")
+        for name in ("query", "value"):
+            _check_bias(getattr(self, f"{name}_bias"), f"{name}_bias", len(getattr(self, name)))
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be finite and > 0, got {self.temperature}")
 
@@ -86,7 +88,7 @@ class Head:
         reach = pull / self.temperature * radius  # g R
         often = tokens / (1 + (tokens - 1) * math.exp(-2 * reach)) if norm == 2 else 1.0
         own = spectral(form) * radius**2 / self.temperature
-        return spectral(self.value) * (math.sqrt(often * (1 + reach**2)) + own)
+        return spectral(self.value) * (math.sqrt(often) * math.hypot(1, reach) + own)
 
     def output(self, x: Tensor) -> Tensor:
         """(..., n, d) -> (..., n, e)"""
@@ -100,8 +102,7 @@ class Head:
 
     def reach(self, radius: float) -> float:
         """No output is longer, for tokens within the radius."""
-        bias = 0.0 if self.value_bias is None else float(self.value_bias.norm())
-        return spectral(self.value) * radius + bias
+        return spectral(self.value) * radius + size_of(self.value_bias)
 
 
 def self_attention_lipschitz(
@@ -113,7 +114,10 @@ def self_attention_lipschitz(
     output_bias: Tensor | None = None,
     norm: Norm = 2.0,
 ) -> Certificate:
-    """Of X -> Y for X (tokens, d) with every token within `radius`; masks only lower it.
+    """Of X -> Y for X (tokens, d) with every token within `radius`.
+
+    Without masks: for norm "tokens" the bound holds under any mask, in l2 it does not. n queries
+    that all see one key alone have the constant sqrt(n), whatever the scores.
 
     heads: one, or all of a multi-head attention, joined and multiplied by `output` (e, sum of the
     heads' sizes), then `output_bias` (e).
@@ -125,7 +129,7 @@ def self_attention_lipschitz(
     """
     heads = [heads] if isinstance(heads, Head) else list(heads)
     check_whole(tokens, "tokens", 1)
-    _check_norm(norm)
+    check_norm(norm)
     if not heads:
         raise ValueError("heads must not be empty")
     if radius is None or not 0 < radius < math.inf:
@@ -135,9 +139,14 @@ def self_attention_lipschitz(
             "weight w and bias b at most sqrt(d) max|w| + |b|), or use gaussian_attention_lipschitz"
         )
     single = [head.bound(tokens, radius, norm) for head in heads]
-    bound = math.sqrt(sum(x**2 for x in single))
-    reach = math.sqrt(sum(head.reach(radius) ** 2 for head in heads))
+    bound = math.hypot(*single)
+    reach = math.hypot(*(head.reach(radius) for head in heads))
+    width = sum(len(head.value) for head in heads)
     if output is not None:
+        if output.dim() != 2 or output.shape[1] != width:
+            shape = tuple(output.shape)
+            raise ValueError(f"output must be (e, {width}), for all heads joined, got {shape}")
+        width = len(output)
         parts = output.double().split([len(head.value) for head in heads], 1)
         scaled = zip(parts, heads, single, strict=True)
         # head by head with the product of its matrices, or all at once: whichever is less
@@ -147,7 +156,8 @@ def self_attention_lipschitz(
         )
         bound = min(spectral(output) * bound, apart)
         reach *= spectral(output)
-    reach += 0.0 if output_bias is None else float(output_bias.norm())
+    _check_bias(output_bias, "output_bias", width)
+    reach += size_of(output_bias)
 
     def function(x: Tensor) -> Tensor:
         made = torch.cat([head.output(x) for head in heads], -1)
@@ -157,7 +167,8 @@ def self_attention_lipschitz(
 
     shape = torch.Size((tokens, heads[0].query.shape[1]))
     ball = Ball(float(radius))
-    trials = MapTrials(function, shape, ball, norm, radius, reach=reach)
+    guesses = _clusters(shape, ball) if norm == 2 else None
+    trials = MapTrials(function, shape, ball, norm, radius, guesses, reach)
     given = (f"{ball}", f"{tokens} tokens", "softmax of dot products, these matrices")
     return Certificate("self-attention", bound, norm, given, trials)
 
@@ -176,7 +187,7 @@ def lambert(x: float) -> float:
 def gaussian_constant(tokens: int, norm: Norm = 2.0) -> float:
     """Of z -> softmax(-|z_i - z_j|^2 / tau) z, on all of R^d, for any tau."""
     check_whole(tokens, "tokens", 1)
-    _check_norm(norm)
+    check_norm(norm)
     most, pair = lambert((tokens - 1) / math.e), lambert(1 / math.e)
     if norm == "tokens":
         return 1 + 4 * most
@@ -195,7 +206,7 @@ def gaussian_attention_lipschitz(
 
     projection (m, d), value (e, m); tokens: how many. The bound does not depend on the temperature.
 
-    >>> gaussian_attention_lipschitz(torch.eye(3), torch.eye(3), 1).bound
+    >>> round(gaussian_attention_lipschitz(torch.eye(3), torch.eye(3), 1).bound, 9)
     1.0
     """
     for name, matrix in (("projection", projection), ("value", value)):
@@ -216,11 +227,27 @@ def gaussian_attention_lipschitz(
         scores = negative_squared_distance(z, z, 1 / temperature)
         return scores.softmax(-1) @ z @ value.to(x).mT
 
-    unit = math.sqrt(temperature) / max(spectral(projection), 1e-300)
+    unit = math.sqrt(temperature) / (spectral(projection) or 1.0)
     shape = torch.Size((tokens, projection.shape[1]))
     trials = MapTrials(function, shape, Everywhere(), norm, unit, far=1e3)
     given = ("all inputs", f"{tokens} tokens", "one projection for queries, keys and values")
     return Certificate("Gaussian self-attention", bound, norm, given, trials)
+
+
+def _clusters(shape: torch.Size, ball: Ball) -> Callable[[int, torch.Generator], Tensor]:
+    """Some tokens near one point, the others near another: where columns have large sums."""
+    n, d = shape
+
+    def guesses(count: int, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(count, n + 1, d, generator=generator, dtype=torch.float64)
+        share, apart, middle = torch.rand(3, count, 1, 1, generator=generator, dtype=torch.float64)
+        way = noise[:, n:] / noise[:, n:].norm(dim=-1, keepdim=True)
+        # half of the time a single token on one side
+        some = ((2 * share - 1) * n).clamp_min(1.0)
+        side = (torch.arange(n).unsqueeze(-1) < some).double() - middle
+        return ball.project(ball.radius * (3 * apart * side * way + 0.01 * noise[:, :n]))
+
+    return guesses
 
 
 def spectral(matrix: Tensor) -> float:
@@ -230,6 +257,19 @@ def spectral(matrix: Tensor) -> float:
     return float(torch.linalg.matrix_norm(matrix.detach().double(), 2)) * (1 + 1e-14)
 
 
-def _check_norm(norm: Norm) -> None:
+def size_of(bias: Tensor | None) -> float:
+    """Its length; a norm in float32 may come out too small."""
+    return 0.0 if bias is None else float(bias.detach().double().norm())
+
+
+def _check_bias(bias: Tensor | None, name: str, width: int) -> None:
+    if bias is None:
+        return
+    check_tensor(bias, name)
+    if bias.shape != (width,) or not bool(bias.isfinite().all()):
+        raise ValueError(f"{name} must be ({width},) and finite, got {tuple(bias.shape)}")
+
+
+def check_norm(norm: Norm) -> None:
     if norm not in _NORMS:
         raise ValueError(f"norm must be 2 or 'tokens', got {norm!r}")

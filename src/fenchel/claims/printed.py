@@ -32,19 +32,19 @@ from fenchel.measures.distances import wasserstein1
 def printed_measure(setting: Setting) -> Certificate:
     """M-P19b"""
     bound = 2 * setting.query_term()  # Lx = Ly for these potentials
-    return replace(contraction.in_measure(setting), name="M-P19b as printed", bound=bound)
+    return replace(contraction.in_measure(setting), name="Proposition 19, second part", bound=bound)
 
 
 def printed_attention(setting: Setting) -> Certificate:
     """M-T23, with the identity for a lookup"""
     bound = setting.dim * 4 * setting.query_term()
-    return replace(contraction.attention(setting), name="M-T23 as printed", bound=bound)
+    return replace(contraction.attention(setting), name="Theorem 23", bound=bound)
 
 
 def printed_neighbourhood(setting: Setting) -> Certificate:
     """M-P25, with the identity for a lookup"""
     bound = setting.dim * 2 * setting.query_term()
-    return replace(contraction.neighbourhood(setting), name="M-P25 as printed", bound=bound)
+    return replace(contraction.neighbourhood(setting), name="Proposition 25", bound=bound)
 
 
 def printed_gaussian(dim: int, tokens: int) -> Certificate:
@@ -53,7 +53,7 @@ def printed_gaussian(dim: int, tokens: int) -> Certificate:
     bound = slope + 1 + math.sqrt(dim) + 2
     given = ("all inputs", f"{tokens} tokens in R^{dim}")
     trials = GaussianTrials(dim, tokens)
-    return Certificate("M-P28 as printed", bound, "W1 (l1)", given, trials)
+    return Certificate("Proposition 28", bound, "W1 (l1)", given, trials)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def bench_attention(
         int | None, typer.Option(min=1, help="Leave longer sequences out. [16384; quick: 2048]")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of torch and of the kernels. [as many as torch has]")
+        int | None,
+        typer.Option(min=1, help="Of torch and of the kernels. (Default: as many as torch has.)"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -137,7 +138,7 @@ def bench_integrals(
 )
 def bench_continuous(
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of torch. [as many as torch has]")
+        int | None, typer.Option(min=1, help="Of torch. (Default: as many as torch has.)")
     ] = None,
     out: Annotated[
         Path | None,

@@ -65,7 +65,7 @@ def attack(
     ] = 1_000_000,
     transport_trials: Annotated[
         int | None,
-        typer.Option(min=1, help="Where a trial solves transport problems. [a tenth]"),
+        typer.Option(min=1, help="Where a trial solves transport problems. (Default: a tenth.)"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of settings and trials.")] = 0,
 ) -> None:
@@ -98,8 +98,11 @@ def attack(
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     document["printed"] = _printed(seed)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    tell({"warning": _warning(document)}, _listings(document), None)
+    warning = _warning(document)
+    tell({"warning": warning}, _listings(document), None)
     typer.echo(path)
+    if warning:
+        raise typer.Exit(1)
 
 
 def _kept(path: Path, settings: dict[str, int]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn
 from rich.text import Text
 
+from fenchel.cli import certify
 from fenchel.cli.shared import make_folder, progress_bar, tell
 
 _ROBUSTNESS = "fenchel study robustness build/models/minilm --text sentences.txt --out build/study"
@@ -19,6 +20,8 @@ _DEPTH = "fenchel study depth build/models/minilm --text sentences.txt --out bui
 _NEGATION = "fenchel study negation build/models/minilm --data data/negation --out build/study"
 
 commands = typer.Typer(no_args_is_help=True, epilog=f"Example: {_ROBUSTNESS}")
+commands.command("certificates", epilog=f"Example: {certify.CARD}")(certify.certificates)
+commands.command("attack", epilog=f"Example: {certify.ATTACK}")(certify.attack)
 
 _Model = Annotated[str, typer.Argument(help="Folder of a BERT, or its name on the hub.")]
 _Out = Annotated[Path, typer.Option(file_okay=False, help="Folder for the JSON and the picture.")]
@@ -61,7 +64,10 @@ def study_robustness(
 def study_depth(
     out: _Out,
     model: Annotated[
-        str | None, typer.Argument(help="Folder of a BERT, or its name on the hub. [none]")
+        str | None,
+        typer.Argument(
+            help="Folder of a BERT, or its name on the hub. Random stacks alone without."
+        ),
     ] = None,
     text: Annotated[
         Path | None,

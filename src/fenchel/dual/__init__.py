@@ -1,8 +1,9 @@
 """Attention as estimation: a preference over templates, evidence, and how reliable it is."""
 
-from fenchel.dual.estimate import Deviation, Estimate, estimate, first_order, second_order
+from fenchel.dual.estimate import estimate, first_order, second_order
 from fenchel.dual.gaussian import gaussian, gaussian_mixture
 from fenchel.dual.readings import WithinRadius, reliability_of, within_radius
+from fenchel.dual.result import Deviation, Estimate
 from fenchel.dual.transport import (
     TruePreference,
     dot_product_transport,

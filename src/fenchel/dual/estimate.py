@@ -1,5 +1,5 @@
 """The estimation problem: a preference over templates, evidence about the shift of its mean, and
-how reliable that evidence is (CLAIMS D-E3, D-T1). With the target b = mean_u + evidence:
+how reliable that evidence is. With the target b = mean_u + evidence:
 
     min over p of  reliability / 2 |b - sum_i p_i t_i|^2 + KL(p, u)
     max over lam of  <lam, b> - |lam|^2 / (2 reliability) - log sum_i u_i e^<t_i, lam>
@@ -9,7 +9,6 @@ The two are equal, p = softmax(log u + <t, lam>), and sum_i p_i t_i = b - lam / 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,72 +17,13 @@ from torch import Tensor
 from fenchel._numerics import check_whole, transformed, where
 from fenchel.dual import newton
 from fenchel.dual.problem import Problem, make_problem
+from fenchel.dual.result import Estimate, Unrounded
 from fenchel.kernels.operators import register_vmap
 from fenchel.solution import Status
 
+# CLAIMS D-E3, D-T1.
 TOLERANCE = 1e-26  # of the gap, which is the square of what the weights are off by
 _MOST = 700.0  # e^700 is finite
-
-
-@dataclass(frozen=True, eq=False)
-class Deviation:
-    """Relative differences, one a row: |a - b| / |b|; mean_shift: over |b - the prior mean|."""
-
-    multiplier: Tensor
-    mean: Tensor
-    mean_shift: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Estimate:
-    """The solution, exact or approximate, of one estimation problem a row.
-
-    multiplier (..., d): lam of the dual. weights (..., n): over the templates; None where the
-    preference is continuous. mean (..., d): the estimate itself, sum_i weights_i t_i.
-    objective, dual_value (...): of the two problems, at these weights and this multiplier.
-    gap (...): bounds how far the objective is from its minimum; computed without cancellation, so
-    it is finer than the difference of the two values.
-    steps (...): Newton's. status (...): codes of `fenchel.Status`.
-    prior_mean (..., d): what no evidence would give.
-    """
-
-    multiplier: Tensor
-    weights: Tensor | None = field(repr=False)
-    mean: Tensor
-    objective: Tensor
-    dual_value: Tensor
-    gap: Tensor
-    steps: Tensor
-    status: Tensor
-    prior_mean: Tensor = field(repr=False)
-
-    def compare(self, other: Estimate) -> Deviation:
-        """How far this one is from `other`, relative to the other; 0 where both are the same.
-
-        >>> templates = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> problem = (templates, None, torch.tensor([0.3, 0.0]), 0.5)
-        >>> deviation = first_order(*problem).compare(estimate(*problem))
-        >>> bool(deviation.mean < deviation.multiplier)
-        True
-        """
-        return Deviation(
-            _relative(self.multiplier, other.multiplier, other.multiplier),
-            _relative(self.mean, other.mean, other.mean),
-            _relative(self.mean, other.mean, other.mean - other.prior_mean),
-        )
-
-    def __repr__(self) -> str:
-        worst = Status(int(self.status.max())) if self.status.numel() else Status.OK
-        return (
-            f"Estimate(batch={tuple(self.gap.shape)}, d={self.mean.shape[-1]}, "
-            f"gap <= {float(self.gap.max()) if self.gap.numel() else 0.0:.1e}, "
-            f"worst status {worst.name})"
-        )
-
-
-def _relative(one: Tensor, other: Tensor, size: Tensor) -> Tensor:
-    apart, length = (x.detach().norm(dim=-1) for x in (one - other, size))
-    return where(apart > 0, apart / where(length > 0, length, 1.0), 0.0)
 
 
 def estimate(
@@ -104,7 +44,10 @@ def estimate(
 
     preference: divided by its sum. Where it is zero the weight is zero, and derivatives one-sided.
     mask (..., n): True = takes part. A row in which nothing does gives zeros and status EMPTY.
-    tolerance: of the gap, or of its first value, the preference's own, where that is below one.
+    tolerance: a row is solved when its gap is below tolerance * min(1, gap at the start), where the
+    start is the preference itself. What rounding leaves above that passes, up to a gap of 1e-12 of
+    the sizes of the problem's terms and 1e-2; beyond it the status is MAX_STEPS.
+    max_steps: of Newton's method.
 
     >>> templates = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     >>> evidence = torch.tensor([0.3, 0.0], dtype=torch.float64)
@@ -118,10 +61,12 @@ def estimate(
     problem = make_problem(templates, preference, evidence, reliability, mask)
     operands = (problem.templates, problem.preference, problem.target, problem.reliability)
     found = _minimise(*_numbers(*operands), tolerance, max_steps)
+    found = _without_evidence(problem, found)
     if transformed() or torch.compiler.is_compiling():
-        multiplier = _by_steps(operands, found[0])
+        multiplier = _by_steps(operands, _reached(problem, found[0]))
     else:
-        multiplier = _Multiplier.apply(*operands, found[0])  # type: ignore[no-untyped-call]
+        start = _reached(problem, found[0])
+        multiplier = _Multiplier.apply(*operands, found[0], start)  # type: ignore[no-untyped-call]
     return assemble(problem, multiplier, exact=found)
 
 
@@ -133,12 +78,13 @@ def first_order(
     *,
     mask: Tensor | None = None,
 ) -> Estimate:
-    """lam = reliability evidence: ordinary attention, whose query is the evidence (D-E14, D-E16).
+    """lam = reliability evidence: ordinary attention, whose query is the evidence.
 
-    Off by reliability^2 |Cov evidence| to leading order, in the multiplier.
+    Arguments as for `estimate`. To leading order the multiplier is off by
+    reliability^2 |Cov evidence|, Cov the covariance of the templates under the preference.
     """
     problem = make_problem(templates, preference, evidence, reliability, mask)
-    return assemble(problem, problem.reliability * _evidence(problem))
+    return assemble(problem, problem.reliability * problem.evidence)  # D-E14, D-E16
 
 
 def second_order(
@@ -149,17 +95,36 @@ def second_order(
     *,
     mask: Tensor | None = None,
 ) -> Estimate:
-    """lam = (I / reliability + Cov)^-1 evidence: one Newton step of the dual from 0 (D-E13).
+    """lam = (I / reliability + Cov)^-1 evidence: one Newton step of the dual from 0.
 
-    Off by O(reliability^3), or its fourth power where the preference is symmetric.
+    Arguments as for `estimate`. Off by O(reliability^3) in the multiplier, or its fourth power
+    where the preference is symmetric.
     """
     problem = make_problem(templates, preference, evidence, reliability, mask)
     operands = (problem.templates, problem.preference, problem.reliability)
-    return assemble(problem, curvature_solve(*operands, _evidence(problem)))
+    return assemble(problem, curvature_solve(*operands, problem.evidence))  # D-E13
 
 
-def _evidence(problem: Problem) -> Tensor:
-    return problem.target - problem.preference @ problem.templates
+def _without_evidence(problem: Problem, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Without evidence the preference is the answer: no rounding of a search."""
+    log_weights, gap, steps, status = found
+    asked = (problem.evidence.detach() != 0).any(-1)
+    weights = torch.where(asked.unsqueeze(-1), log_weights, problem.preference.detach().log())
+    steps = torch.where(asked, steps, torch.zeros_like(steps))
+    return weights, where(asked, gap, 0.0), steps, status
+
+
+def _reached(problem: Problem, log_weights: Tensor) -> Tensor:
+    """reliability (target - mean), from the change of the weights: little evidence moves them
+    little, and the templates' own size would be lost in the difference. (g, m, d)"""
+    preference = problem.preference.detach()
+    tilt = where(preference > 0, log_weights - preference.log(), 0.0)
+    near = tilt.abs() < 1
+    change = torch.where(
+        near, preference * where(near, tilt, 0.0).expm1(), log_weights.exp() - preference
+    )
+    apart = problem.evidence.detach() - change @ problem.templates.detach()
+    return problem.reliability.detach() * apart
 
 
 def assemble(
@@ -186,7 +151,7 @@ def assemble(
     wrong = torch.full_like(status, int(Status.NONFINITE))
     status = torch.where(value.detach().isfinite(), status, wrong)
     status = torch.where(problem.empty, torch.full_like(status, int(Status.EMPTY)), status)
-    prior = problem.preference @ problem.templates + problem.centre
+    prior = problem.preference @ problem.templates
     return Estimate(
         multiplier=problem.out(multiplier).to(problem.dtype),
         weights=problem.out(weights).to(problem.dtype),
@@ -196,7 +161,23 @@ def assemble(
         gap=problem.out(gap),
         steps=problem.out(steps),
         status=problem.layout.unpack(status),
-        prior_mean=problem.out(prior).to(problem.dtype),
+        prior_mean=problem.out(prior + problem.centre).to(problem.dtype),
+        unrounded=_unrounded(problem, multiplier, about, prior, weights),
+    )
+
+
+def _unrounded(
+    problem: Problem, multiplier: Tensor, about: Tensor, prior: Tensor, weights: Tensor
+) -> Unrounded:
+    lengths = problem.templates.detach().norm(dim=-1).unsqueeze(-1)  # (g, n, 1)
+    size = ((weights + problem.preference).detach() @ lengths).squeeze(-1)
+    mean, before, centre = (problem.out(x) for x in (about, prior, problem.centre.expand_as(about)))
+    return Unrounded.of(
+        problem.out(multiplier),
+        (mean, before, centre),
+        problem.out(size),
+        problem.out(problem.evidence),
+        problem.layout.unpack(problem.reliability),
     )
 
 
@@ -287,9 +268,9 @@ class _Multiplier(torch.autograd.Function):
         target: Tensor,
         reliability: Tensor,
         log_weights: Tensor,
+        found: Tensor,
     ) -> Tensor:
-        weights = log_weights.exp()
-        multiplier = reliability * (target - weights @ templates)
+        weights, multiplier = log_weights.exp(), found.clone()
         ctx.save_for_backward(templates, preference, target, reliability, weights, multiplier)
         return multiplier
 
@@ -310,7 +291,7 @@ class _Multiplier(torch.autograd.Function):
             residual = stationarity(leaves[0], leaves[1], leaves[2], leaves[3], at)
             wanted = [x for x, need in zip(leaves, ctx.needs_input_grad, strict=False) if need]
             found = iter(torch.autograd.grad(residual, wanted, pulled, create_graph=twice))
-        return *(next(found) if need else None for need in ctx.needs_input_grad[:4]), None
+        return *(next(found) if need else None for need in ctx.needs_input_grad[:4]), None, None
 
 
 def stationarity(
@@ -321,11 +302,9 @@ def stationarity(
     return target - weights @ templates - multiplier / reliability
 
 
-def _by_steps(operands: tuple[Tensor, ...], log_weights: Tensor) -> Tensor:
+def _by_steps(operands: tuple[Tensor, ...], multiplier: Tensor) -> Tensor:
     """Two Newton steps of plain operations from the solution: right to the third derivative."""
     templates, preference, target, reliability = operands
-    fixed, at, strength = (x.detach() for x in (templates, target, reliability))
-    multiplier = strength * (at - log_weights.exp() @ fixed)
     for _ in range(2):
         weights = tilted(templates, preference, multiplier)[0]
         off = stationarity(templates, preference, target, reliability, multiplier)

@@ -1,7 +1,7 @@
 """The same estimate for a preference with a density: a Gaussian, in closed form, or a mixture.
 
 All that is asked of a preference is K(lam) = log E_u e^<t, lam>, which for Gaussians is
-<mean, lam> + lam' covariance lam / 2 (CLAIMS D-E5, D-E12).
+<mean, lam> + lam' covariance lam / 2.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_whole, has
+from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian
 from fenchel.continuous.mixture import Mixture, log_mixing
-from fenchel.dual.estimate import TOLERANCE, Estimate
-from fenchel.dual.problem import checked_reliability
+from fenchel.dual.estimate import TOLERANCE
+from fenchel.dual.problem import broadcast, checked_reliability
+from fenchel.dual.result import Estimate, Unrounded
 from fenchel.solution import Status
 
 _LINES, _FALL = 50, 1e-4
+_ASYMMETRY = 1e-4  # of a covariance, relative to its size: more is a mistake, less is averaged out
 
 
 def gaussian(
@@ -27,20 +29,53 @@ def gaussian(
 ) -> Estimate:
     """lam = (I / reliability + covariance)^-1 evidence, exactly; the mean moves by covariance lam.
 
-    mean (..., d), covariance (..., d, d), evidence (..., d). There are no templates, so no weights:
-    the solution is the Gaussian moved to `mean`.
+    mean (..., d), covariance (..., d, d), evidence (..., d); leading axes broadcast. There are no
+    templates, so no weights: the solution is the Gaussian moved to `mean`. The covariance may lack
+    rank, and its symmetric part is used. Results in the precision of the operands.
 
     >>> e = gaussian(torch.zeros(1), torch.eye(1), torch.ones(1), 1.0)
     >>> e.mean, e.multiplier
     (tensor([0.5000]), tensor([0.5000]))
     """
-    return gaussian_mixture(_one_mode(Gaussian(mean, covariance)), evidence, reliability)
+    _check_gaussian(mean, covariance, evidence)  # CLAIMS D-E5, D-E12
+    dtype = torch.promote_types(torch.promote_types(mean.dtype, covariance.dtype), evidence.dtype)
+    whole = matrices.symmetric(covariance.to(certificate_dtype(evidence.device)))
+    sure = whole.new_zeros(1)  # the logarithm of one
+    parts = (sure, mean.unsqueeze(-2), whole.unsqueeze(-3))
+    return _solved(_Problem.make(parts, evidence, reliability), TOLERANCE, 100, dtype)
 
 
-def _one_mode(density: Gaussian) -> Mixture:
-    ones = torch.ones_like(density.mean[..., :1])
-    mean, covariance = density.mean.unsqueeze(-2), density.covariance_matrix.unsqueeze(-3)
-    return Mixture(ones, Gaussian(mean, covariance))
+def _check_gaussian(mean: Tensor, covariance: Tensor, evidence: Tensor) -> None:
+    named = {"mean": mean, "covariance": covariance, "evidence": evidence}
+    for name, value in named.items():
+        check_tensor(value, name)
+        if not value.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {value.dtype}; use .float()")
+        if has(~value.detach().isfinite()):
+            raise ValueError(f"{name} must be finite; it holds NaN or infinity")
+    if mean.dim() < 1 or mean.shape[-1] == 0:
+        raise ValueError(f"mean must be (..., d), got {tuple(mean.shape)}")
+    d = mean.shape[-1]
+    if covariance.shape[-2:] != (d, d):
+        raise ValueError(
+            f"covariance must be (..., {d}, {d}) for a mean of {d} coordinates, got "
+            f"{tuple(covariance.shape)}; variances alone go in as variances.diag_embed()"
+        )
+    values = covariance.detach().to(certificate_dtype(covariance.device))
+    size = values.abs().amax((-1, -2), keepdim=True)
+    apart = (values - values.mT).abs()
+    if has(apart > _ASYMMETRY * size):
+        raise ValueError(
+            f"covariance must be symmetric, its halves differ by {float(apart.max()):.3g}; "
+            "pass (C + C.mT) / 2"
+        )
+    least = torch.linalg.eigvalsh(matrices.symmetric(values))[..., :1]
+    if has(least < -64 * d * torch.finfo(covariance.dtype).eps * size.squeeze(-1)):
+        raise ValueError(
+            "covariance must have no negative eigenvalue, its smallest is "
+            f"{float(least.min()):.3g}; it may lack rank. Build it as A @ A.mT, or add a multiple "
+            "of the identity"
+        )
 
 
 def gaussian_mixture(
@@ -56,18 +91,33 @@ def gaussian_mixture(
     The dual is strongly concave and smooth, so that Newton's method with Armijo's rule reaches its
     maximum from anywhere; one Gaussian takes one step. Derivatives, to the third, are those of two
     more steps in plain operations.
+    tolerance: a row is solved when its gap is below tolerance * (1 + |objective|).
     """
     check_whole(max_steps, "max_steps", 1)
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
+    if isinstance(preference, Gaussian):
+        raise TypeError(
+            "preference is one Gaussian: use dual.gaussian(preference.mean, "
+            "preference.covariance_matrix, evidence, reliability)"
+        )
     if not isinstance(preference, Mixture) or not isinstance(preference.components, Gaussian):
-        raise TypeError("preference must be a mixture of Gaussians (fenchel.continuous.Mixture)")
-    problem = _Problem.make(preference, evidence, reliability)
+        raise TypeError(
+            "preference must be a mixture of Gaussians, fenchel.continuous.Mixture(mixing, "
+            f"fenchel.continuous.Gaussian(means, covariances)), got {type(preference).__name__}"
+        )
+    check_tensor(evidence, "evidence")
+    mixing, modes = preference.mixing, preference.components
+    logs = log_mixing(mixing.to(certificate_dtype(evidence.device)))
+    problem = _Problem.make((logs, modes.mean, modes.covariance_matrix), evidence, reliability)
+    return _solved(problem, tolerance, max_steps, torch.promote_types(mixing.dtype, evidence.dtype))
+
+
+def _solved(problem: _Problem, tolerance: float, max_steps: int, dtype: torch.dtype) -> Estimate:
     fixed = _Problem(*(x.detach() for x in vars(problem).values()))
     multiplier, steps = _maximise(fixed, tolerance, max_steps)
     for _ in range(2):
         multiplier = multiplier + problem.newton(multiplier)
-    dtype = torch.promote_types(preference.mixing.dtype, evidence.dtype)
     return problem.estimate(multiplier, steps, dtype)
 
 
@@ -83,22 +133,29 @@ class _Problem:
     centre: Tensor  # (..., d)
 
     @classmethod
-    def make(cls, preference: Mixture, evidence: Tensor, reliability: float | Tensor) -> _Problem:
+    def make(
+        cls, modes: tuple[Tensor, Tensor, Tensor], evidence: Tensor, reliability: float | Tensor
+    ) -> _Problem:
+        """modes: log-mixing (..., K), means (..., K, d) and covariances (..., K, d, d)."""
         inner = certificate_dtype(evidence.device)
+        logs, means, covariances = (x.to(inner) for x in modes)
         strength = checked_reliability(reliability, "reliability", evidence).to(inner)
-        mixing, parts = preference.mixing.to(inner), preference.components
-        d = parts.mean.shape[-1]
+        d = means.shape[-1]
         if evidence.dim() < 1 or evidence.shape[-1] != d:
             raise ValueError(f"evidence must be (..., {d}), got {tuple(evidence.shape)}")
         if has(~evidence.detach().isfinite()):
             raise ValueError("evidence must be finite; it holds NaN or infinity")
-        batch = torch.broadcast_shapes(mixing.shape[:-1], evidence.shape[:-1], strength.shape)
-        means = parts.mean.to(inner)
-        centre = (mixing.unsqueeze(-1) * means).sum(-2)
+        batch = broadcast(
+            mean=means.shape[:-2],
+            covariance=covariances.shape[:-3],
+            evidence=evidence.shape[:-1],
+            reliability=strength.shape,
+        )
+        centre = (logs.exp().unsqueeze(-1) * means).sum(-2)
         return cls(
-            log_mixing(mixing).expand(*batch, -1),
+            logs.expand(*batch, -1),
             (means - centre.unsqueeze(-2)).expand(*batch, -1, -1),
-            parts.covariance_matrix.to(inner).expand(*batch, -1, -1, -1),
+            covariances.expand(*batch, -1, -1, -1),
             evidence.to(inner).expand(*batch, -1),
             strength.expand(batch).unsqueeze(-1),
             centre.expand(*batch, -1),
@@ -153,6 +210,13 @@ class _Problem:
             steps=steps,
             status=status,
             prior_mean=self.centre.to(dtype),
+            unrounded=Unrounded.of(
+                multiplier,
+                (about, torch.zeros_like(about), self.centre),
+                (weights * means.norm(dim=-1)).sum(-1) + self.means.norm(dim=-1).amax(-1),
+                self.evidence,
+                self.reliability,
+            ),
         )
 
 

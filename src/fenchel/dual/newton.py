@@ -11,12 +11,19 @@ Newton's direction of the problem in w, taken in l, where no weight can leave it
 
 with a step halved until the objective has fallen enough (Armijo).
 
-Why it cannot fail. The objective falls along dl at the rate sum_i w_i dl_i^2 + reliability
-|sum_i w_i dl_i t_i|^2, which is zero at the minimiser only. Scores, dlam and E_w[...] are bounded,
-since w r^2 is; so dl_i > 0 wherever l_i lies far enough below log p_i: weights stay above a
-positive bound. On that compact set everything is smooth, so that Armijo's rule makes every limit
-point stationary, and the strictly convex problem has one. Near it the steps are whole and the error
-is squared each time.
+Why it cannot fail, in exact arithmetic. The objective falls along dl at the rate sum_i w_i dl_i^2 +
+reliability |sum_i w_i dl_i t_i|^2, which is zero at the minimiser only. Scores, dlam and E_w[...]
+are bounded, since w r^2 is; so dl_i > 0 wherever l_i lies far enough below log p_i: weights stay
+above a positive bound. On that compact set everything is smooth, so that Armijo's rule makes every
+limit point stationary, and the strictly convex problem has one. Near it the steps are whole and the
+error is squared each time.
+
+What rounding changes. Where stiffness = reliability |t|^2 is large, a step from afar lands in a
+corner: the other weights leave the range of floats, and nothing brings them back. So stiff rows
+start at a smaller reliability, where weights are not yet small, and take it up by tens, each from
+the solution of the last. And the scores carry stiffness times eps of noise: from some 1e9 on that
+is more than the tolerance of the gap, from 1e16 on it is of size one, so that the weights are right
+and the gap, which is that noise, says MAX_STEPS.
 """
 
 from __future__ import annotations
@@ -38,6 +45,7 @@ _SHARED = 8  # rows from which on a product with shared templates is a matrix pr
 _ENOUGH, _MOST = 1e-12, 1e-2  # of the gap, relative to the scale of its terms, and itself
 _LEAST = -800.0  # log-weights: their exponential is zero, and from below it is far to come back
 _PATIENCE = 6  # steps without progress: rounding is all that is left
+_STIFF, _EASY, _HEATING = 1e7, 1e4, 10.0  # stiffness from which on reliability starts smaller
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,18 @@ class Rows:
             target=self.target[:, index],
             reliability=self.reliability[:, index],
         )
+
+    def heated(self, heat: Tensor) -> Rows:
+        """With the reliability divided by heat (g, m)."""
+        return replace(self, reliability=self.reliability / heat.unsqueeze(-1))
+
+    def first_heat(self) -> Tensor:
+        """1, except where the problem is stiff. (g, m)"""
+        lengths = self.templates.square().sum(-1).unsqueeze(1)  # (g, 1, n)
+        on = self.log_preference > -torch.inf
+        longest = where(on, lengths.expand_as(self.log_preference), 0.0).amax(-1)
+        stiffness = longest * self.reliability.squeeze(-1)
+        return where(stiffness > _STIFF, stiffness / _EASY, 1.0)
 
     def part(self, groups: slice, rows: slice) -> Rows:
         return replace(
@@ -180,20 +200,50 @@ def _minimise(problem: Rows, tolerance: float, max_steps: int) -> Solved:
     point = _Point(problem, problem.log_preference)
     point.compare(problem)
     best = _Best(point)
+    heat = problem.first_heat() if max_steps else torch.ones_like(point.gap)
+    point = _cooled(problem, point, heat, heat > 1)
     index = torch.arange(point.gap.shape[1], device=point.gap.device)
     for _ in range(max_steps):
-        live = best.live(index, tolerance)
+        live = (heat > 1) | best.live(index, tolerance)
         if not bool(live.any()):
             break
         if len(live) == 1 and 4 * int(live.sum()) <= 3 * len(index):  # rows that are done drop out
             kept = live[0].nonzero().squeeze(-1)
             index, live, problem = index[kept], live[:, kept], problem.rows(kept)
             point.rows(kept)
-        moved = _step(problem, point, live)
-        moved.compare(problem)
-        best.take(index, live, point, moved)
-        point = moved
+            heat = heat[:, kept]
+        warm = problem.heated(heat)
+        moved = _step(warm, point, live)
+        moved.compare(warm)
+        best.take(index, live, point, moved, heat)
+        point, heat = _cool(problem, moved, heat, best, index)
     return best.solved(tolerance)
+
+
+def _cool(
+    problem: Rows, point: _Point, heat: Tensor, best: _Best, index: Tensor
+) -> tuple[_Point, Tensor]:
+    """Take the reliability up wherever the problem is solved well enough, and note what is best."""
+    while bool((heat > 1).any()):
+        stuck = best.stalled[:, index] >= _PATIENCE
+        ready = (heat > 1) & ((point.gap <= 1 + _ENOUGH * point.scale) | stuck)
+        if not bool(ready.any()):
+            break
+        heat = torch.where(ready, (heat / _HEATING).clamp_min(1), heat)
+        best.stalled[:, index] = best.stalled[:, index].masked_fill(ready, 0)
+        point = _cooled(problem, point, heat, ready)
+        best.note(index, ready & (heat == 1), point)
+    return point, heat
+
+
+def _cooled(problem: Rows, point: _Point, heat: Tensor, changed: Tensor) -> _Point:
+    """The same weights at the reliability of the heat."""
+    if not bool(changed.any()):
+        return point
+    warm = problem.heated(heat)
+    point = _Point(warm, point.log_weights)
+    point.compare(warm)
+    return point
 
 
 class _Best:
@@ -210,12 +260,18 @@ class _Best:
         patience = torch.where((gap <= _ENOUGH * scale) & (gap <= _MOST), 1, _PATIENCE)
         return ~(gap <= tolerance * self.first[:, index]) & (self.stalled[:, index] < patience)
 
-    def take(self, index: Tensor, live: Tensor, before: _Point, point: _Point) -> None:
+    def take(
+        self, index: Tensor, live: Tensor, before: _Point, point: _Point, heat: Tensor
+    ) -> None:
         self.steps[:, index] += live
-        better = live & ~(point.gap >= self.gap[:, index])
         fell = before.objective - point.objective > 1e-13 * point.scale
-        closer = point.gap < 0.25 * self.gap[:, index]
+        closer = (heat == 1) & (point.gap < 0.25 * self.gap[:, index])
         self.stalled[:, index] = (self.stalled[:, index] + 1).masked_fill(closer | fell, 0)
+        self.note(index, live & (heat == 1), point)
+
+    def note(self, index: Tensor, which: Tensor, point: _Point) -> None:
+        """Of which rows (g, m') the weights are those of the problem itself."""
+        better = which & ~(point.gap >= self.gap[:, index])
         group, row = better.nonzero(as_tuple=True)
         to = index[row]
         self.log_weights[group, to] = point.log_weights[group, row]
@@ -321,5 +377,9 @@ def _by_factor(problem: Rows, weights: Tensor, right: Tensor) -> Tensor:
     scaled = centred * (weights * reliability).unsqueeze(-1)
     matrix = centred.mT @ scaled
     matrix.diagonal(dim1=-2, dim2=-1).add_(1)
-    factor = torch.linalg.cholesky_ex(matrix).L
-    return torch.cholesky_solve((right * reliability).unsqueeze(-1), factor).squeeze(-1)
+    made = torch.linalg.cholesky_ex(matrix)
+    if bool((made.info != 0).any()):  # what rounding may have taken away is given back
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+        diagonal += where((made.info != 0).unsqueeze(-1), 1e-15 * diagonal, 0.0).sum(-1, True)
+        made = torch.linalg.cholesky_ex(matrix)
+    return torch.cholesky_solve((right * reliability).unsqueeze(-1), made.L).squeeze(-1)

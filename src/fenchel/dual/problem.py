@@ -52,12 +52,13 @@ class Layout:
 class Problem:
     """In float64, templates about a centre that the rows of a group share.
 
-    templates (g, n, d), preference (g, m, n) summing to one, target (g, m, d) = mean + evidence,
-    reliability (g, m, 1), empty (g, m): no template has any preference.
+    templates (g, n, d), preference (g, m, n) summing to one, evidence (g, m, d), target (g, m, d)
+    = mean + evidence, reliability (g, m, 1), empty (g, m): no template has any preference.
     """
 
     templates: Tensor
     preference: Tensor
+    evidence: Tensor
     target: Tensor
     reliability: Tensor
     centre: Tensor  # (g, 1, d)
@@ -109,9 +110,10 @@ def make_problem(
     preference, empty = normalised(layout.pack(preference, 1))
     centre = _centre(grouped, preference)
     about = grouped - centre
-    target = preference @ about + layout.pack(evidence, 1)
+    packed = layout.pack(evidence, 1)
+    target = preference @ about + packed
     strength = layout.pack(reliability, 0).unsqueeze(-1)
-    return Problem(about, preference, target, strength, centre, empty, layout, dtype)
+    return Problem(about, preference, packed, target, strength, centre, empty, layout, dtype)
 
 
 def broadcast(**shapes: torch.Size) -> torch.Size:
@@ -163,10 +165,16 @@ def normalised(preference: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _centre(templates: Tensor, preference: Tensor) -> Tensor:
-    """A constant to measure from: the middle of the templates in use. (g, 1, d)"""
+    """A constant to measure from: the middle of the templates in use. (g, 1, d)
+
+    By way of the first of them, so that templates that are all the same leave exactly nothing.
+    """
     used = (preference.detach() > 0).any(1).to(templates.dtype)  # (g, n)
     weights = used / used.sum(-1, keepdim=True).clamp_min(1)
-    return weights.unsqueeze(1) @ templates.detach()
+    values = templates.detach()
+    place = used.argmax(-1)[:, None, None].expand(-1, 1, values.shape[-1])
+    first = values.gather(1, place)
+    return first + weights.unsqueeze(1) @ (values - first)
 
 
 def checked_reliability(value: float | Tensor, name: str, like: Tensor) -> Tensor:

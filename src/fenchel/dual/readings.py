@@ -2,10 +2,10 @@
 
 Maximum entropy on the mean: KL(p, u) is smallest among the p whose mean is within a radius of the
 target. It is the estimate whose reliability makes |lam| / reliability that radius; the papers'
-fixed radius, 1 / (2 reliability), is not equivalent (CLAIMS D-MEM).
+fixed radius, 1 / (2 reliability), is not equivalent.
 
 Penalised likelihood, and Bayes with the prior e^(-strength KL): the estimate at
-reliability = 1 / (strength noise^2), where noise is the deviation of the evidence (D-E27..30).
+reliability = 1 / (strength noise^2), where noise is the deviation of the evidence.
 """
 
 from __future__ import annotations
@@ -18,18 +18,28 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
-from fenchel.dual.estimate import Estimate, curvature_solve, estimate
-from fenchel.dual.problem import broadcast, check_operands, checked_reliability, make_problem
+from fenchel.dual.estimate import curvature_solve, estimate
+from fenchel.dual.problem import (
+    Problem,
+    broadcast,
+    check_operands,
+    checked_reliability,
+    make_problem,
+)
+from fenchel.dual.result import Estimate
 from fenchel.solution import Status
 
+# CLAIMS D-MEM, D-E27..30.
 _SEARCH = 80  # steps for the reliability; bisection alone halves its logarithm's bracket each time
-_LEAST, _TENS = 1e-12, 8  # reliability |t|^2 is searched up to ten to that power
+_LEAST, _TENS = 1e-12, 14  # reliability |t|^2 is searched up to ten to that power
+_SURE = 8  # that of rows which are proven to be out of reach
+_ROUNDINGS = 16  # of the terms of a distance that may add up
 
 
 class WithinRadius(NamedTuple):
     """The estimate, the reliability (...) whose solution it is, and KL(p, u) (...).
 
-    Reliability 0 where the radius asks nothing.
+    Reliability 0 where the radius asks nothing, or nothing takes part.
     """
 
     estimate: Estimate
@@ -38,7 +48,13 @@ class WithinRadius(NamedTuple):
 
 
 def reliability_of(noise: float | Tensor, strength: float | Tensor = 1.0) -> float | Tensor:
-    """1 / (strength noise^2): of evidence with that deviation, KL weighing `strength`.
+    """1 / (strength noise^2), with which `estimate` gives two other readings of the problem.
+
+    Penalised likelihood: the evidence is the true shift of the mean plus Gaussian noise, whose
+    standard deviation in every coordinate is `noise`, and `strength` is the factor of the penalty:
+    min over p of |b - mean_p|^2 / (2 noise^2) + strength KL(p, u).
+    Bayes: the same noise, and the prior exp(-strength KL(p, u)) of p; the estimate is the most
+    probable p.
 
     >>> reliability_of(0.5)
     4.0
@@ -58,10 +74,15 @@ def within_radius(
 ) -> WithinRadius:
     """min KL(p, u) over the p with |mean_u + evidence - sum_i p_i t_i| <= radius.
 
-    Operands as for `estimate`; radius > 0, a number or (...). The preference itself where the
-    evidence is no longer than the radius. Status INFEASIBLE, and what the largest reliability tried
-    gives (1e8 over the squared size of the templates), where that does not come within the radius:
-    the templates' hull is farther, or so little farther in that rounding decides.
+    Operands as for `estimate`; radius > 0, a number or (...). The preference itself, and
+    reliability 0, where the evidence is no longer than the radius.
+
+    Status INFEASIBLE where the templates' hull is proven to be farther than the radius, by a plane
+    between the two; the row then holds what a reliability of 1e8 over the squared size of the
+    templates gives, near the hull's nearest point. Status MAX_STEPS where rounding decides: the
+    radius is not reached at 1e14 over that size, or the estimate there is not solved; so with
+    radii from some 1e-10 of the size of the templates down, and targets that leave the mean hardly
+    any room. Derivatives follow the reliability in solved rows; in the others it is a constant.
 
     >>> templates = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     >>> found = within_radius(templates, None, torch.tensor([0.4], dtype=torch.float64), 0.1)
@@ -75,18 +96,19 @@ def within_radius(
     batch = broadcast(templates=templates.shape[:-2], radius=goal.shape, **shapes)
     problem = _Problem(templates, preference, evidence, goal.expand(batch), mask)
     with torch.no_grad():
-        start, free, out_of_reach = _search(problem)
-    strength = start
+        found = _search(problem)
+    strength, settled = found.reliability, found.free | found.infeasible | found.unreached
     followed = (x for x in (templates, preference, evidence, goal) if x is not None)
     if torch.is_grad_enabled() and any(x.requires_grad for x in followed):
         for _ in range(2):  # Newton's steps in plain operations: right to the second derivative
-            strength = strength * problem.correction(strength)[0]
-        strength = torch.where(free | out_of_reach, start, strength)
-    asked = where(~free.unsqueeze(-1), evidence.expand(*batch, -1), 0.0)
+            strength = strength * problem.correction(strength, settled).factor
+    asked = where(~found.free.unsqueeze(-1), evidence.expand(*batch, -1), 0.0)
     made = estimate(templates, preference, asked, strength, mask=mask)
-    infeasible = torch.full_like(made.status, int(Status.INFEASIBLE))
-    made = replace(made, status=torch.where(out_of_reach, infeasible, made.status))
-    return WithinRadius(made, where(~free, strength, 0.0), _divergence(problem, made))
+    status = made.status
+    for rows, code in ((found.infeasible, Status.INFEASIBLE), (found.unreached, Status.MAX_STEPS)):
+        status = torch.where(rows, torch.full_like(status, int(code)), status)
+    made = replace(made, status=status)
+    return WithinRadius(made, where(~found.free, strength, 0.0), _divergence(problem, made))
 
 
 def _divergence(problem: _Problem, made: Estimate) -> Tensor:
@@ -100,7 +122,27 @@ def _divergence(problem: _Problem, made: Estimate) -> Tensor:
     share = share / where(share.sum(-1, keepdim=True) > 0, share.sum(-1, keepdim=True), 1.0)
     on = weights > 0
     ratio = where(on, weights, 1.0) / where(on, share, 1.0)
-    return (weights * ratio.log()).sum(-1)
+    divergence: Tensor = (weights * ratio.log()).sum(-1).clamp_min(0)  # below it is rounding
+    return divergence
+
+
+class _Step(NamedTuple):
+    """factor: of the reliability, by Newton. off: log(distance / radius). margin: the hull is at
+    least that far from the target. noise: of distances, by rounding. Each (...)"""
+
+    factor: Tensor
+    off: Tensor
+    margin: Tensor
+    noise: Tensor
+
+
+class _Found(NamedTuple):
+    """reliability, and rows that the radius does not bind, cannot, or may: rounding hides it."""
+
+    reliability: Tensor
+    free: Tensor
+    infeasible: Tensor
+    unreached: Tensor
 
 
 class _Problem(NamedTuple):
@@ -110,18 +152,20 @@ class _Problem(NamedTuple):
     goal: Tensor
     mask: Tensor | None
 
-    def squared_size(self) -> Tensor:
-        """Of the templates in use, about their middle; one where they are all the same. (...)"""
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """Squared size of the templates in use, about their middle, or one where they are all the
+        same; and whether there are none. (...)"""
         operands = (self.templates.detach(), self.preference, self.evidence.detach())
         problem = make_problem(*operands, torch.ones_like(self.goal), self.mask)
         lengths = problem.templates.square().sum(-1).unsqueeze(1)  # (g, 1, n)
         size = where(problem.preference > 0, lengths.expand_as(problem.preference), 0.0).amax(-1)
-        return problem.layout.unpack(where(size > 0, size, 1.0))
+        unpack = problem.layout.unpack
+        return unpack(where(size > 0, size, 1.0)), unpack(problem.empty)
 
-    def correction(self, strength: Tensor) -> tuple[Tensor, Tensor]:
-        """The factor of Newton's step for the reliability, and log(distance / goal).
+    def correction(self, strength: Tensor, settled: Tensor) -> _Step:
+        """Of the reliability a. With r = lam / a, d log|r| / d log a = <r, H^-1 r> / (a |r|^2) - 1.
 
-        With r = lam / a, a the reliability, d log|r| / d log a = <r, H^-1 r> / (a |r|^2) - 1.
+        Settled rows take none: factor 1, off 0, and no derivative.
         """
         operands = (self.templates.double(), self.preference, self.evidence.double(), strength)
         solved = estimate(*operands, mask=self.mask)
@@ -130,37 +174,57 @@ class _Problem(NamedTuple):
         assert solved.weights is not None
         weights = problem.layout.pack(solved.weights, 1)
         turned = curvature_solve(problem.templates, weights, problem.reliability, apart)
-        squared = apart.square().sum(-1)
-        slope = (apart * turned).sum(-1) / (squared * problem.reliability.squeeze(-1)) - 1
-        off = 0.5 * problem.layout.unpack(squared).log() - self.goal.log()
-        return (-off / problem.layout.unpack(slope)).exp(), off
+        square = apart.square().sum(-1)
+        open_ = ~problem.layout.pack(settled, 0) & (square.detach() > 0)
+        square = where(open_, square, 1.0)
+        rate = (apart * turned).sum(-1) / (square * problem.reliability.squeeze(-1))
+        rate = where(open_ & (rate.detach() < 1), rate, 0.0)
+        off = 0.5 * square.log() - where(open_, problem.layout.pack(self.goal, 0), 1.0).log()
+        made = ((off / (1 - rate)).exp(), off, *_plane(problem, apart.detach()))
+        return _Step(*(problem.layout.unpack(x) for x in made))
 
 
-def _search(problem: _Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """The reliability of every row; rows that the radius does not bind; rows out of reach.
+def _plane(problem: Problem, apart: Tensor) -> tuple[Tensor, Tensor]:
+    """How far a plane across `apart` shows the hull to be, and such distances' rounding. (g, m)"""
+    used, target = problem.preference.detach() > 0, problem.target.detach()
+    reach = where(used, apart @ problem.templates.detach().mT, -torch.inf).amax(-1)
+    length = apart.norm(dim=-1)
+    margin = ((apart * target).sum(-1) - reach) / where(length > 0, length, 1.0)
+    sizes = where(used, problem.templates.detach().norm(dim=-1).unsqueeze(1), 0.0).amax(-1)
+    eps = _ROUNDINGS * torch.finfo(apart.dtype).eps
+    return margin, eps * (sizes + target.norm(dim=-1))
 
-    The distance falls as the reliability grows: Newton's method for the logarithm of one in that
+
+def _search(problem: _Problem) -> _Found:
+    """The distance falls as the reliability grows: Newton's method for the logarithm of one in that
     of the other, and bisection where it leaves the bracket.
     """
-    goal = problem.goal
-    free = problem.evidence.detach().double().norm(dim=-1).expand(goal.shape) <= goal
-    unit = -problem.squared_size().log()  # where reliability |t|^2 is one
+    goal, (size, empty) = problem.goal, problem.sizes()
+    length = problem.evidence.detach().double().norm(dim=-1).expand(goal.shape)
+    free = (length <= goal) | empty
+    unit = -size.log()  # where reliability |t|^2 is one
     low, high, beyond = unit + math.log(_LEAST), unit, ~free
-    for _ in range(_TENS):  # farther out by tens, until the radius is reached
+    infeasible = torch.zeros_like(free)
+    for _ in range(_TENS):  # farther out by tens, until the radius is reached or proven out of it
         if not bool(beyond.any()):
             break
         high = torch.where(beyond, high + math.log(10.0), high)
-        off = problem.correction(torch.where(beyond, high, unit).exp())[1]
-        low = torch.where(beyond & (off > 0), high, low)
-        beyond = beyond & (off > 0)
-    settled, now = free | beyond, torch.where(free | beyond, unit, high)
+        step = problem.correction(torch.where(beyond, high, unit).exp(), ~beyond)
+        infeasible = infeasible | (beyond & (step.margin - step.noise > goal))
+        low = torch.where(beyond & (step.off > 0), high, low)
+        beyond = beyond & (step.off > 0) & ~infeasible
+    settled = free | beyond | infeasible
+    now = torch.where(settled, unit, high)
     for _ in range(_SEARCH):
-        factor, off = problem.correction(now.exp())
-        low, high = torch.where(off > 0, now, low), torch.where(off <= 0, now, high)
-        done = settled | (off.abs() <= 1e-14) | (high - low <= 1e-13)
+        step = problem.correction(now.exp(), settled)
+        low, high = torch.where(step.off > 0, now, low), torch.where(step.off <= 0, now, high)
+        close = step.off.abs() <= 1e-14 + step.noise / goal
+        done = settled | close | (high - low <= 1e-13)
         if bool(done.all()):
             break
-        newton = now + factor.log()
+        newton = now + step.factor.log()
         inside = (newton > low) & (newton < high)
         now = torch.where(done, now, torch.where(inside, newton, (low + high) / 2))
-    return torch.where(beyond, unit + _TENS * math.log(10.0), now).exp(), free, beyond
+    for rows, tens in ((infeasible, _SURE), (beyond, _TENS)):
+        now = torch.where(rows, unit + tens * math.log(10.0), now)
+    return _Found(now.exp(), free, infeasible, beyond)

@@ -1,5 +1,5 @@
-"""Estimation with transport in place of the divergence (CLAIMS D-OT, D-E21, D-E35): a preference u
-over templates, a cost M[t, j] of moving what j prefers to t, and
+"""Estimation with transport in place of the divergence: a preference u over templates, a cost
+M[t, j] of moving what j prefers to t, and
 
     W(p, u) = min over plans X with row sums p and column sums u of  <M, X> - gamma H(X)
     min over p of  reliability / 2 |b - sum_t p_t t|^2 + W(p, u)
@@ -8,7 +8,7 @@ over templates, a cost M[t, j] of moving what j prefers to t, and
 
 The two are equal, p = sum_j u_j softmax_t((<t, lam> - M[t, j]) / gamma), and sum_t p_t t =
 b - lam / reliability. The target b is the evidence plus the mean of the true preference, which is
-p at lam = 0 (D-P1). Where similar templates are cheap to reach they share the preference, whether
+p at lam = 0. Where similar templates are cheap to reach they share the preference, whether
 they have any of their own or not.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_whole, transformed, where
-from fenchel.dual.estimate import Estimate
+from fenchel.dual.result import Estimate, Unrounded
 from fenchel.dual.transport_attention import dot_product_transport
 from fenchel.dual.transport_newton import ENOUGH, MOST, Rows, maximise
 from fenchel.dual.transport_problem import TransportProblem, make_transport
@@ -35,6 +35,7 @@ __all__ = [
     "true_preference",
 ]
 
+# CLAIMS D-OT, D-E21, D-E35; the true preference: D-P1, D-E38.
 TOLERANCE = 1e-22  # of the gap; its root, of the conditions of optimality (transport_newton.py)
 _ENTRIES = 2**18  # numbers of the largest temporary, where nothing is recorded
 _Operands = tuple[Tensor, Tensor, Tensor, Tensor]  # templates, preference, logits, shifts
@@ -61,20 +62,27 @@ def transport(
 ) -> Estimate:
     """The exact solution, by Newton's method; derivatives by the implicit function theorem, twice.
 
-    templates (..., N, d), preference (..., n) >= 0 or None for an even one, cost (..., N, n) >= 0,
-    evidence (..., d), reliability > 0 and gamma > 0, numbers or (...); leading axes broadcast, and
-    what many rows share is not copied: give it size 1 along those axes.
+    min over p of reliability / 2 |b - sum_t p_t t|^2 + W(p, u): the target b is the evidence plus
+    the mean of the `true_preference`, W(p, u) the least <M, X> - gamma H(X) over the plans X with
+    row sums p and column sums u, M the cost and H the entropy.
 
-    cost: row t, column j: from the j-th entry of the preference to template t; +inf forbids. Its
-    columns are the templates themselves, or only those that have any preference (n < N). None: the
-    dot-product cost C - <t, t_j>, whose constant C is irrelevant (objectives are those of C = 0)
-    and whose matrix is never formed.
+    templates (..., N, d), preference (..., n) >= 0 or None for an even one, cost (..., N, n) >= 0,
+    evidence (..., d), reliability and gamma > 0, numbers or (...); leading axes broadcast. What
+    many rows share (size 1 along those axes) is not copied.
+
+    cost: row t, column j: from the j-th entry of the preference to template t; +inf forbids. It
+    need not be symmetric. A constant added to column j moves the objective by u_j times it, and no
+    weight, so that what rounding leaves below zero is taken as it is; more below zero is refused,
+    being a similarity more often than a cost. Its columns are the templates themselves, or only
+    those that have any preference (n < N). None: the dot-product cost C - <t, t_j>, whose constant
+    C moves no weight (objectives are those of C = 0) and whose matrix is never formed.
     preference: divided by its sum.
     mask (..., N): True = takes part; with n = N it holds for the preference as well. A row in which
     nothing does gives zeros and status EMPTY.
-    tolerance: of gap / gamma, relative to what it was at no evidence or to 1, whichever is less.
-    Rounding may leave more: up to 1e-12 of 1 + the sizes of the problem's terms, and 1e-2, it
-    passes for solved; beyond that the status is MAX_STEPS (from reliability |t|^2 / gamma of 1e10).
+    tolerance: a row is solved when gap / gamma is below tolerance * min(1, gap / gamma at the
+    start), where the start is the true preference. What rounding leaves above that passes, up to
+    1e-12 of the sizes of the problem's terms and 1e-2; beyond it, which begins near
+    reliability |t|^2 / gamma = 1e10, the status is MAX_STEPS. max_steps: of Newton's method.
 
     >>> templates = torch.tensor([[0.0, 0.0], [0.0, 0.1], [1.0, 0.0]], dtype=torch.float64)
     >>> cost = torch.cdist(templates, templates)
@@ -94,11 +102,12 @@ def transport(
     target = prior @ problem.templates + problem.evidence
     operands = (*_operands(problem), target, problem.strength)
     found = _maximise(*(x.detach() for x in operands), tolerance, max_steps)
+    found = _without_evidence(problem, found)
     if transformed() or torch.compiler.is_compiling():
         v = _by_steps(operands, found[0])
     else:
         v = _Multiplier.apply(*operands, found[0])  # type: ignore[no-untyped-call]
-    return _assemble(problem, prior, target, v, (*found[2:], tolerance))
+    return _assemble(problem, prior, target, v, (found[2], found[3], tolerance))
 
 
 def transport_first_order(
@@ -111,7 +120,7 @@ def transport_first_order(
     *,
     mask: Tensor | None = None,
 ) -> Estimate:
-    """lam = reliability evidence (D-E22): arguments as for `transport`.
+    """lam = reliability evidence; arguments as for `transport`.
 
     Off by reliability^2 / gamma |Cov evidence| to leading order, in the multiplier. With the
     dot-product cost it is an average of attentions: `dot_product_transport`.
@@ -119,7 +128,15 @@ def transport_first_order(
     problem = make_transport(templates, preference, cost, evidence, reliability, gamma, mask)
     prior = tilted(_operands(problem), torch.zeros_like(problem.evidence))[0]
     target = prior @ problem.templates + problem.evidence
-    return _assemble(problem, prior, target, problem.strength * problem.evidence)
+    return _assemble(problem, prior, target, problem.strength * problem.evidence)  # D-E22
+
+
+def _without_evidence(problem: TransportProblem, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Without evidence the true preference is the answer: no rounding of a search."""
+    v, gap, steps, status = found
+    asked = (problem.evidence.detach() != 0).any(-1)
+    steps = torch.where(asked, steps, torch.zeros_like(steps))
+    return where(asked.unsqueeze(-1), v, 0.0), gap, steps, status
 
 
 def true_preference(
@@ -130,7 +147,7 @@ def true_preference(
     *,
     mask: Tensor | None = None,
 ) -> TruePreference:
-    """argmin over p of W(p, u) = sum_j u_j softmax_t(-M[t, j] / gamma), and its mean (D-P1, D-E38).
+    """argmin over p of W(p, u) = sum_j u_j softmax_t(-M[t, j] / gamma), and its mean.
 
     Arguments as for `transport`. It is what no evidence would give, and tends to the preference as
     gamma -> 0 if M[t, t] < M[s, t] for all s other than t.
@@ -184,6 +201,7 @@ def _assemble(
         status = torch.where(off, torch.full_like(status, int(Status.MAX_STEPS)), status)
     status = torch.where(problem.wrong, torch.full_like(status, int(Status.NONFINITE)), status)
     status = torch.where(problem.empty, torch.full_like(status, int(Status.EMPTY)), status)
+    before = prior @ problem.templates
     return Estimate(
         multiplier=problem.out(problem.gamma * v).to(problem.dtype),
         weights=problem.out(weights).to(problem.dtype),
@@ -193,7 +211,25 @@ def _assemble(
         gap=problem.out((gamma * gap).detach()),
         steps=problem.out(steps),
         status=problem.layout.unpack(status),
-        prior_mean=problem.out(prior @ problem.templates + problem.centre).to(problem.dtype),
+        prior_mean=problem.out(before + problem.centre).to(problem.dtype),
+        unrounded=_unrounded(problem, v, (mean, before), weights + prior),
+    )
+
+
+def _unrounded(
+    problem: TransportProblem, v: Tensor, means: tuple[Tensor, Tensor], weights: Tensor
+) -> Unrounded:
+    lengths = problem.templates.detach().norm(dim=-1).unsqueeze(-1)  # (g, N, 1)
+    size = (weights.detach() @ lengths).squeeze(-1)
+    mean, before = (problem.out(x) for x in means)
+    centre = problem.out(problem.centre.expand_as(means[0]))
+    strength = problem.layout.unpack(problem.gamma * problem.strength)
+    return Unrounded.of(
+        problem.out(problem.gamma * v),
+        (mean, before, centre),
+        problem.out(size),
+        problem.out(problem.evidence),
+        strength,
     )
 
 

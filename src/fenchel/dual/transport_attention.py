@@ -1,4 +1,4 @@
-"""Transport with the dot-product cost, to first order: an average of attentions (CLAIMS D-S9dot).
+"""Transport with the dot-product cost, to first order: an average of attentions.
 
 With M[t, j] = C - <t, t_j> and lam = reliability z,
 
@@ -27,6 +27,7 @@ from fenchel.dual.problem import (
 )
 from fenchel.dual.transport_problem import broadcast_batch, spread
 
+# CLAIMS D-S9dot.
 _ENTRIES = 2**22  # numbers of the queries that are held at once
 
 

@@ -28,6 +28,8 @@ from fenchel.dual.problem import (
     shared_templates,
 )
 
+_BELOW = 1e-6  # of the largest cost, below zero: what rounding leaves of a distance
+
 
 @dataclass(frozen=True, eq=False)
 class TransportProblem:
@@ -149,32 +151,50 @@ def _logits(
     """(least - M) / gamma with the templates last, -inf where M is infinite (g, m|1, n, N), and
     the least cost of each column (g, m|1, n, 1), without which a large constant would cost digits.
     """
-    price = spread(cost.to(gamma.dtype), layout).mT  # (g, m|1, n, N)
+    price = whole = spread(cost.to(gamma.dtype), layout).mT  # (g, m|1, n, N)
     if seen is not None:
         price = where(seen, price, torch.inf)
         if price.shape[-1] == price.shape[-2]:  # the columns are the templates: anything there
             price = where(seen.mT, price, torch.inf)
     values = price.detach()
-    if has(~(values >= 0)):
-        raise ValueError(
-            f"cost must be >= 0, or +inf for what is not allowed, got {_worst(values):g}; add a "
-            "constant, which changes nothing"
-        )
+    _check_cost(values, torch.finfo(cost.dtype).eps)
     finite = values < torch.inf
     used = (preference.detach() > 0) & ~empty.unsqueeze(-1)
-    if has(used & ~finite.any(-1)):
-        column = int((used & ~finite.any(-1)).nonzero()[0, -1])
-        raise ValueError(
-            f"cost must be finite somewhere in every column with preference; column {column} is "
-            "infinite everywhere, so its preference can go nowhere"
-        )
+    stuck = used & ~finite.any(-1)
+    if has(stuck):
+        column = int(stuck.nonzero()[0, -1])
+        masked = has(stuck & (whole.detach() < torch.inf).any(-1))
+        raise ValueError(_nowhere(column, masked))
     least = values.amin(-1, keepdim=True)
     least = where(least < torch.inf, least, 0.0)
     return where(finite, (least - where(finite, price, 0.0)) / gamma, -torch.inf), least
 
 
-def _worst(values: Tensor) -> float:
-    return float(values[~(values >= 0)].flatten()[0])
+def _check_cost(values: Tensor, eps: float) -> None:
+    """Not NaN, and not below zero by more than rounding of the largest."""
+    if has(values.isnan()):
+        raise ValueError(
+            "cost must not hold NaN; use +inf for what is not allowed, and look at what made it"
+        )
+    largest = where(values.abs() < torch.inf, values, 0.0).abs().amax() if values.numel() else 0.0
+    if has(values < -max(_BELOW, 8 * eps) * largest):
+        raise ValueError(
+            f"cost must be >= 0, or +inf for what is not allowed, got {float(values.min()):g}; if "
+            "it is a similarity, turn its sign, or subtract the least, cost - cost.min(), which "
+            "moves no weight"
+        )
+
+
+def _nowhere(column: int, masked: bool) -> str:
+    if masked:
+        return (
+            f"mask takes out every template that column {column} of the cost may go to, but leaves "
+            "its preference; unmask one of them, or set that preference to zero"
+        )
+    return (
+        f"cost must be finite somewhere in every column with preference; column {column} is "
+        "infinite everywhere, so its preference can go nowhere; set it to zero, or allow a template"
+    )
 
 
 def _checked_preference(

@@ -28,7 +28,7 @@ def deviation(
     scaling: float | None = None,
     advance: Callable[[float], object] | None = None,
 ) -> Deviations:
-    """|lam* - reliability z| / |lam*| of every layer, head and query (CLAIMS D-Fig4 to D-Fig8).
+    """|lam* - reliability z| / |lam*| of every layer, head and query: how far off attention is.
 
     Of the problem of `fenchel.dual`, whose first-order solution the layer is: templates
     t_i = scaling x_i, x_i the inputs of the key projection, and reliability z the vector with
@@ -37,6 +37,9 @@ def deviation(
     >>> model, tokenizer = lens.load("build/models/minilm")
     >>> found = lens.deviation(model, lens.encode(tokenizer, ["A man is playing a guitar."]))
     >>> found.multiplier[2]                 # third layer: (batch, head, query), here (1, 12, 9)
+
+    The folder holds any BERT or T5 that `from_pretrained` loads; `lens.load` takes a name on the
+    Hugging Face hub as well. Needs the extra: pip install "fenchel[hf]".
 
     model: BERT, RoBERTa and their kin, T5 or mT5, with or without a head on top, on eager or sdpa
         attention. Left as it is; computed without dropout.
@@ -49,7 +52,7 @@ def deviation(
         them about c^2 times as large where they are small. Compare at one scaling only.
     advance: called with the share of the work that was done since the last call.
     """
-    found = attentions(model, attention)
+    found = attentions(model, attention)  # CLAIMS D-Fig4 to D-Fig8
     factor = check_scaling(scaling, found[0])
     reliability = float(checked_reliability(reliability, "reliability", torch.empty(())))
     batch = Batch.of(model, inputs, attention)

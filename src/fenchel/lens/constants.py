@@ -31,7 +31,7 @@ from fenchel.regularizers import Shannon
 @dataclass(frozen=True, eq=False)
 class Seen:
     """Of one layer and one sentence: queries (H, Q, f), keys and values (H, n, f), and the tokens
-    that came in (n, d); float64. Scores are <q, k> / temperature, plus what is the same for all q."""
+    that came in (n, d); float64. Scores are <q, k> / temperature, up to what q does not change."""
 
     queries: Tensor
     keys: Tensor

@@ -25,8 +25,8 @@ class Deviations:
     multiplier: |lam - lam*| / |lam*|, lam = reliability z the model's, lam* exact.
     mean: |h - h*| / |h*| of the estimates, in units of their distance to the origin;
     mean_shift: |h - h*| / |h* - mean_u|, in units of what attention does to the prior mean.
-    parameter: reliability |Sigma z| / |z|, Sigma the covariance under u; the deviation of the
-        multiplier to leading order, and of its size also where scores are large.
+    parameter: reliability |Sigma z| / |z|, Sigma the covariance of the templates under u; the
+        deviation of the multiplier to leading order, and of its size also where scores are large.
     Since lam* - lam = reliability (mean_u - h*), a small deviation of the multiplier says that the
     evidence is long beside what attention does to the mean; the weights may still be far off, which
     `mean` and `mean_shift` tell.
@@ -89,7 +89,11 @@ class Deviations:
         return made
 
     def as_json(self) -> dict[str, Any]:
-        """Settings, counts and the summary."""
+        """Settings, counts and the summary.
+
+        `layer` of the summary counts from `first_layer` = 0, as in `multiplier[layer]`; tables and
+        pictures count from 1.
+        """
         return {
             "model": self.model,
             "attention": self.attention,
@@ -98,6 +102,7 @@ class Deviations:
             "sentences": self.sentences,
             "queries": self.queries,
             "layers": self.layers,
+            "first_layer": 0,
             "heads": self.heads,
             "status": self.status,
             "summary": self.summary(),

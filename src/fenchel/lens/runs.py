@@ -66,13 +66,13 @@ def run(settings: Settings, advance: Callable[[float], object] | None = None) ->
 
 
 def add(document: dict[str, Any], path: Path) -> Path:
-    """Into a file of several runs, in place of the one with the same model and attention."""
+    """Into a file of several runs, in place of that of the same model, attention and scaling."""
     kept = []
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf-8"))["runs"]
 
-    def key(one: dict[str, Any]) -> tuple[str, str]:
-        return one["model"], one["attention"]
+    def key(one: dict[str, Any]) -> tuple[str, str, float]:
+        return one["model"], one["attention"], one["scaling"]
 
     runs = [one for one in kept if key(one) != key(document)] + [document]
     whole = {"audit": "deviation", "runs": sorted(runs, key=key)}

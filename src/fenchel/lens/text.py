@@ -22,6 +22,7 @@ def load(name: str | Path) -> tuple[Any, Any]:
     Without a network a name works only if it was downloaded before.
     """
     transformers = _transformers()
+    _check_folder(name)
     try:
         with _quietly(transformers.utils.logging):
             model = transformers.AutoModel.from_pretrained(str(name), dtype=torch.float32)
@@ -33,6 +34,15 @@ def load(name: str | Path) -> tuple[Any, Any]:
             "with a network, a name on the Hugging Face hub (HF_HUB_OFFLINE must not be set)"
         ) from problem
     return model.eval(), tokenizer
+
+
+def _check_folder(name: str | Path) -> None:
+    """What cannot be a name on the hub, which is `owner/model` or `model`, must be a folder."""
+    parts, path = str(name).split("/"), Path(name)
+    if (isinstance(name, Path) or len(parts) > 2 or parts[0] in ("", ".", "..", "~")) and (
+        not path.is_dir()
+    ):
+        raise OSError(f"cannot load {str(name)!r}: the folder does not exist")
 
 
 def _transformers() -> Any:

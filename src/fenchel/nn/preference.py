@@ -74,14 +74,12 @@ class UniformPreference(_Preference):
 class PositionPreference(_Preference):
     """By how far a template is from the query: T5's relative bias, u = exp(table[bucket, head]).
 
-    Starts even.
-
     >>> preference = PositionPreference(num_heads=2)
     >>> preference(torch.zeros(1, 5, 8), torch.zeros(1, 7, 8)).shape
     torch.Size([1, 2, 5, 7])
 
     buckets, max_distance, bidirectional: as in `fenchel.priors.RelativeBuckets`; a causal decoder
-        needs no second direction.
+        needs no second direction. The table starts even.
     """
 
     def __init__(
@@ -151,14 +149,14 @@ class LearnedReliability(Module):
 # ---- the layer
 
 
-class PreferenceAttention(Module):
+class PreferenceAttention(Module):  # CLAIMS D-E16 to D-E19, D-Fig4
     """concat_h(sum_i p_i V_h x_i) W + b, with the weights of an estimation problem in every head:
 
         p = argmin_p  reliability / 2 |mean_u + z - sum_i p_i t_i|^2 + KL(p, u)
 
     of templates t_i = scale K_h x_i, evidence z = Q_h y, preference u. To first order, which is the
     default, p = softmax(log u + reliability <t, z>): with an even preference and reliability 1
-    torch's scaled dot-product attention, with a `PositionPreference` T5's (CLAIMS D-E16 to D-E19).
+    torch's scaled dot-product attention, with a `PositionPreference` T5's.
 
     >>> layer = PreferenceAttention(16, 2, preference=PositionPreference(2))
     >>> x = torch.randn(3, 5, 16)
@@ -179,7 +177,7 @@ class PreferenceAttention(Module):
     solution: "first_order" never stores weights whole; "second_order" and "exact", in float64, do,
         and are for small layers or for looking at a trained one. It may be changed at any time.
     scale: absorbed by the templates; 1 / sqrt(head_dim) if None. To first order only scale *
-        reliability counts. Beyond it the size of the templates does (CLAIMS D-Fig4).
+        reliability counts. Beyond it the size of the templates does.
     bias: of evidence, values and output. Templates have none: shifting all changes no weight.
     dropout: share of weights set to zero in training.
     """
@@ -269,7 +267,6 @@ class PreferenceAttention(Module):
         key_padding_mask: (batch, template): bool with True = **ignored**, or float, likewise.
         is_causal: query i sees templates 0 .. i; together with a mask both apply.
         need_estimate: also the `fenchel.dual.Estimate` of every (batch, head, query).
-
         A query that may see no template gets zeros, then the output projection.
         """
         _check_choices(self.solution, self.reliability)

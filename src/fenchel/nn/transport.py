@@ -14,13 +14,20 @@ from fenchel.dual.transport import dot_product_transport, transport
 
 
 class TransportAttention(Module):
-    """concat_h(sum_t p_t values_h,t) W + b; in every head p solves, with templates t, evidence z,
+    """The output projection of concat_h(sum_t p_t values_h,t); in every head p solves, with
+    templates t, their preference u and evidence z,
 
-        min over p of  reliability / 2 |b - sum_t p_t t|^2 + W_gamma(p, u),   cost C - <t, t'>
+        min over p of  reliability / 2 |b - sum_t p_t t|^2 + W_gamma(p, u),
+        W_gamma(p, u) = min over plans X with row sums p and column sums u of  <M, X> - gamma H(X),
 
-    (`fenchel.dual.transport`). By default to first order in the reliability, as in the paper:
-    p = sum_j u_j softmax_t(<t, reliability z + t_j> / gamma), the average over templates j of
-    attentions whose query is moved by t_j; N times the work of attention, in memory linear in N.
+    where M[t, j] = C - <t, t_j> is the cost, H the entropy, and the target b = m + z, m the mean of
+    argmin_p W_gamma(p, u), which is what no evidence gives (`fenchel.dual.transport`).
+    By default to first order in the reliability, as in the paper: p = sum_j u_j softmax_t(
+    <t, reliability z + t_j> / gamma), the average over templates j of attentions whose query is
+    moved by t_j; N times the work of attention, in memory linear in N.
+
+    Weights are never whole in memory, so the output is a tensor alone, and there is neither dropout
+    of weights (N independent ones would average out) nor a mask for each query.
 
     >>> layer = TransportAttention(16, 4)
     >>> image, other = torch.randn(2, 9, 16), torch.randn(2, 9, 16)    # of the same classes
@@ -30,13 +37,13 @@ class TransportAttention(Module):
 
     embed_dim, num_heads: width of the model, and into how many heads it is cut.
     gamma: of the entropy of the plan; None: sqrt(embed_dim / num_heads).
-    reliability: of the evidence, which is the projected query.
+    reliability: of the evidence, which is the projected query: a number > 0, or a module whose
+        `forward()` returns (head, 1), such as `LearnedReliability(num_heads)`.
     exact: solve the problem exactly, in float64; slower.
     bias: whether projections have one.
     """
 
     gamma: float
-    reliability: float
 
     def __init__(
         self,
@@ -44,9 +51,11 @@ class TransportAttention(Module):
         num_heads: int,
         *,
         gamma: float | None = None,
-        reliability: float = 1.0,
+        reliability: float | Module = 1.0,
         exact: bool = False,
         bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_whole(embed_dim, "embed_dim", 1)
@@ -58,12 +67,17 @@ class TransportAttention(Module):
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
         self.gamma = math.sqrt(self.head_dim) if gamma is None else _positive(gamma, "gamma")
-        self.reliability = _positive(reliability, "reliability")
         self.exact = exact
-        self.query_proj = Linear(embed_dim, embed_dim, bias=bias)
-        self.template_proj = Linear(embed_dim, embed_dim, bias=bias)
-        self.value_proj = Linear(embed_dim, embed_dim, bias=bias)
-        self.out_proj = Linear(embed_dim, embed_dim, bias=bias)
+        like = {"device": device, "dtype": dtype}
+        self.query_proj = Linear(embed_dim, embed_dim, bias=bias, **like)
+        self.template_proj = Linear(embed_dim, embed_dim, bias=bias, **like)
+        self.value_proj = Linear(embed_dim, embed_dim, bias=bias, **like)
+        self.out_proj = Linear(embed_dim, embed_dim, bias=bias, **like)
+        self.reliability: float | Module = (
+            reliability.to(self.out_proj.weight)
+            if isinstance(reliability, Module)
+            else _positive(reliability, "reliability", ", or a LearnedReliability(num_heads)")
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -113,10 +127,11 @@ class TransportAttention(Module):
         return output
 
     def extra_repr(self) -> str:
-        return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, gamma={self.gamma:g}, "
-            f"reliability={self.reliability:g}, exact={self.exact}"
-        )
+        parts = [f"embed_dim={self.embed_dim}", f"num_heads={self.num_heads}"]
+        parts.append(f"gamma={self.gamma:g}")
+        if not isinstance(self.reliability, Module):
+            parts.append(f"reliability={self.reliability:g}")
+        return ", ".join([*parts, f"exact={self.exact}"])
 
     def _estimate(
         self,
@@ -127,7 +142,7 @@ class TransportAttention(Module):
         mask: Tensor | None,
     ) -> Tensor:
         """(batch, head, query, head_dim)"""
-        strength = (self.reliability, self.gamma)
+        strength = (self._strength(), self.gamma)
         if not self.exact:
             return dot_product_transport(
                 keys, preference, evidence, *strength, mask=mask, values=values
@@ -135,6 +150,18 @@ class TransportAttention(Module):
         weights = transport(keys, preference, None, evidence, *strength, mask=mask).weights
         assert weights is not None
         return (weights.unsqueeze(-2) @ values.to(weights.dtype)).squeeze(-2)
+
+    def _strength(self) -> float | Tensor:
+        """A number, or (head, 1): the same for all queries."""
+        if not isinstance(self.reliability, Module):
+            return self.reliability
+        made: Tensor = self.reliability()
+        if made.shape != (self.num_heads, 1):
+            raise ValueError(
+                f"reliability must return (head, 1) = {(self.num_heads, 1)}, got shape "
+                f"{tuple(made.shape)}"
+            )
+        return made
 
     def _by_head(self, x: Tensor) -> Tensor:
         """(batch, token, width) -> (batch, head, token, head_dim)"""
@@ -169,9 +196,9 @@ def _laid_out(x: Tensor | None, name: str, batch: int, count: int) -> Tensor | N
     return x.reshape(batch, 1, 1, count)
 
 
-def _positive(value: float, name: str) -> float:
+def _positive(value: float, name: str, other: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+        raise TypeError(f"{name} must be a number{other}, got {type(value).__name__}")
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be finite and > 0, got {value}")
     return float(value)

@@ -120,11 +120,12 @@ def _robustness_listing(document: _Document) -> list[Listing]:
         f"{document['model']}, layer {document['layer']} (from 0): W1 of a head's outputs, medians "
         "over heads and sentences"
     )
-    header = ["kept", "exact", "largest draw", "bound", "bound / exact", "log10 Proposition 25"]
+    header = ["kept", "exact", "largest draw", "bound", "bound / exact", "bound / hull"]
+    names = ("truth", "truth_max", "bound", "ratio", "bound_to_hull")
     rows = [
         [
             f"{100 * entry['kept']:g} %",
-            *(_digits(entry[name]["median"]) for name in ("truth", "truth_max", "bound", "ratio")),
+            *(_digits(entry[name]["median"]) for name in names),
             " / ".join(
                 _digits(entry["log10_proposition_25"][on]["median"])
                 for on in ("on_the_ball", "on_these_tokens")
@@ -132,7 +133,7 @@ def _robustness_listing(document: _Document) -> list[Listing]:
         ]
         for entry in document["shares"]
     ]
-    return [Listing(title, header, rows)]
+    return [Listing(title, [*header, "log10 Proposition 25"], rows)]
 
 
 def _robustness_findings(document: _Document) -> list[str]:
@@ -230,6 +231,7 @@ def _depth_findings(document: _Document) -> list[str]:
 _CONDITIONS = (
     ("not", "with not", draw.VERMILION, "s"),
     ("never", "with never", draw.AMBER, "D"),
+    ("hedged", "with possibly, allegedly, formerly", draw.INK, "P"),
     ("neutral", "with a neutral word", draw.BLUE, "o"),
     ("same_relation", "same relation, other subject", draw.GREEN, "^"),
     ("other_relation", "other relation", draw.PURPLE, "v"),
@@ -255,9 +257,9 @@ def _negation(document: _Document) -> tuple[_Paint, tuple[float, float]]:
         _finish(first, "W1 to the sentence")
         _negation_ratio(second, document, layers)
         _negation_cosine(third, whole["cosine"])
-        _below(canvas, first, 5)
+        _below(canvas, first, 6)
 
-    return paint, (10.6, 3.9)
+    return paint, (11.0, 3.9)
 
 
 def _negation_ratio(ax: Axes, document: _Document, layers: list[int]) -> None:
@@ -266,7 +268,8 @@ def _negation_ratio(ax: Axes, document: _Document, layers: list[int]) -> None:
             thin = [(e["layer"], e["ratio"]["mean"]) for e in part["layers"] if e["ratio"]["mean"]]
             ax.plot([a for a, _ in thin], [b for _, b in thin], color=draw.FAINT, linewidth=0.6)
     whole = document["sources"]["together"]["layers"]
-    for name, color, marker in (("ratio", draw.VERMILION, "s"), ("ratio_never", draw.AMBER, "D")):
+    looks = zip(("ratio", "ratio_never", "ratio_hedged"), _CONDITIONS, strict=False)
+    for name, (_, _, color, marker) in looks:
         _line(ax, layers, [entry[name] for entry in whole], ("", color, marker))
     ax.axhline(1, color=draw.INK, linewidth=1.0)
     _finish(ax, "W1, ratio to a neutral word (grey: each source)")
@@ -331,6 +334,9 @@ def _negation_findings(document: _Document) -> list[str]:
         f"not moves the words {_with_interval(first['ratio'])} times as far as a neutral word "
         f"before the first layer, {_with_interval(last['ratio'])} times after the last, and the "
         f"pooled embedding {_with_interval(whole['cosine_ratio'])} times (cosine distance)",
+        f"a hedge, which is no negation, moves the words {_with_interval(last['ratio_hedged'])} "
+        f"times as far after the last layer, and the pooled embedding "
+        f"{_with_interval(whole['cosine_ratio_hedged'])} times",
         f"yet a negation stays near: cosine distance {_digits(cosine['negation']['mean'])}, a "
         f"sentence of the same relation {_digits(cosine['same_relation']['mean'])}; the negation "
         f"is the nearer of the two in {_percent(near)} of the pairs",
@@ -338,7 +344,7 @@ def _negation_findings(document: _Document) -> list[str]:
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.3g} %"
+    return "–" if share is None else f"{100 * share:.2f} %"
 
 
 def _with_interval(entry: _Document) -> str:
