@@ -138,25 +138,10 @@ def self_attention_lipschitz(
             "Lipschitz on all of R^d; give the largest token length (after a layer norm with "
             "weight w and bias b at most sqrt(d) max|w| + |b|), or use gaussian_attention_lipschitz"
         )
-    single = [head.bound(tokens, radius, norm) for head in heads]
-    bound = math.hypot(*single)
-    reach = math.hypot(*(head.reach(radius) for head in heads))
-    width = sum(len(head.value) for head in heads)
-    if output is not None:
-        if output.dim() != 2 or output.shape[1] != width:
-            shape = tuple(output.shape)
-            raise ValueError(f"output must be (e, {width}), for all heads joined, got {shape}")
-        width = len(output)
-        parts = output.double().split([len(head.value) for head in heads], 1)
-        scaled = zip(parts, heads, single, strict=True)
-        # head by head with the product of its matrices, or all at once: whichever is less
-        apart = sum(
-            one * spectral(part @ head.value.double()) / max(spectral(head.value), 1e-300)
-            for part, head, one in scaled
-        )
-        bound = min(spectral(output) * bound, apart)
-        reach *= spectral(output)
-    _check_bias(output_bias, "output_bias", width)
+    bound, reach = _joined(
+        heads, [head.bound(tokens, radius, norm) for head in heads], radius, output
+    )
+    _check_bias(output_bias, "output_bias", _width(heads) if output is None else len(output))
     reach += size_of(output_bias)
 
     def function(x: Tensor) -> Tensor:
@@ -171,6 +156,30 @@ def self_attention_lipschitz(
     trials = MapTrials(function, shape, ball, norm, radius, guesses, reach)
     given = (f"{ball}", f"{tokens} tokens", "softmax of dot products, these matrices")
     return Certificate("self-attention", bound, norm, given, trials)
+
+
+def _joined(
+    heads: Sequence[Head], single: Sequence[float], radius: float, output: Tensor | None
+) -> tuple[float, float]:
+    """Bound and reach of all heads, whose own bounds are `single`, after the output matrix."""
+    bound = math.hypot(*single)
+    reach = math.hypot(*(head.reach(radius) for head in heads))
+    if output is None:
+        return bound, reach
+    if output.dim() != 2 or output.shape[1] != _width(heads):
+        shape = f"(e, {_width(heads)}), for all heads joined, got {tuple(output.shape)}"
+        raise ValueError(f"output must be {shape}")
+    parts = output.double().split([len(head.value) for head in heads], 1)
+    # head by head with the product of its matrices, or all at once: whichever is less
+    apart = sum(
+        one * spectral(part @ head.value.double()) / max(spectral(head.value), 1e-300)
+        for part, head, one in zip(parts, heads, single, strict=True)
+    )
+    return min(spectral(output) * bound, apart), spectral(output) * reach
+
+
+def _width(heads: Sequence[Head]) -> int:
+    return sum(len(head.value) for head in heads)
 
 
 def lambert(x: float) -> float:

@@ -47,7 +47,7 @@ def convert(model: M, regularizer: str | Held | Callable[[nn.Module], Held]) -> 
     """
     register()
     roots = _roots(model)
-    attentions = _attentions(model)
+    attentions = attention_modules(model)
     name, held = _resolve(regularizer, attentions)
     shared = _own_configs(model)
     for root in roots:
@@ -121,7 +121,7 @@ def _roots(model: nn.Module) -> list[Any]:
     return [root for child in model.children() for root in _roots(child)]
 
 
-def _attentions(model: nn.Module) -> dict[str, Any]:
+def attention_modules(model: nn.Module) -> dict[str, Any]:
     """Path and module of everything that asks transformers for its attention function."""
     modules = [(path, module) for path, module in model.named_modules() if HELD not in path]
     kinds = {type(module) for _, module in modules}

@@ -88,7 +88,7 @@ class Attention:
         _check_mask(module, attention_mask, sliding_window, key.shape[2])
         visible, bias = split_mask(attention_mask, position_bias)
         if _recorded(others):
-            causal = _causal(module, is_causal, attention_mask, query)
+            causal = means_causal(module, is_causal, attention_mask, query)
             return self._dense(query, key, value, visible, bias, causal, scaling, dropout)
         output = attention(
             query,
@@ -97,7 +97,7 @@ class Attention:
             self.regularizer,
             base=visible if bias is not None else None,
             attn_mask=visible if bias is None else bias,
-            is_causal=_causal(module, is_causal, attention_mask, query),
+            is_causal=means_causal(module, is_causal, attention_mask, query),
             scale=scaling,
             dropout_p=dropout,
             enable_gqa=key.shape[1] != query.shape[1],
@@ -165,7 +165,7 @@ def split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None,
     return None, added if bias is None else added + bias
 
 
-def _causal(module: nn.Module, is_causal: bool | None, mask: Tensor | None, query: Tensor) -> bool:
+def means_causal(module: nn.Module, is_causal: bool | None, mask: Tensor | None, query: Tensor) -> bool:
     """Whether the absent mask stands for a causal one: transformers leaves it out where a flag
     says as much. A single query comes last and sees all."""
     if mask is not None or query.shape[2] == 1:
