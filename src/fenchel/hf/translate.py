@@ -165,7 +165,9 @@ def split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None,
     return None, added if bias is None else added + bias
 
 
-def means_causal(module: nn.Module, is_causal: bool | None, mask: Tensor | None, query: Tensor) -> bool:
+def means_causal(
+    module: nn.Module, is_causal: bool | None, mask: Tensor | None, query: Tensor
+) -> bool:
     """Whether the absent mask stands for a causal one: transformers leaves it out where a flag
     says as much. A single query comes last and sees all."""
     if mask is not None or query.shape[2] == 1:

@@ -7,6 +7,7 @@ called. The function hands the call on and returns what softmax gives.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -134,8 +135,6 @@ def _note_source(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 def _second_is_foreign(module: nn.Module, args: Any) -> bool:
     """The same when it is passed by position."""
-    import inspect
-
     if len(args) < 2:
         return False
     names = list(inspect.signature(type(module).forward).parameters)[1 : len(args) + 1]
@@ -170,10 +169,17 @@ def _handed_on(
         kind, layer = watch.place(bool(getattr(module, "is_causal", False)) or causal)
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         watch.on_call(Call(layer, kind, query, key, value, visible, bias, scale))
-    given = {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
-    softmax = Attention(Shannon())
-    return softmax(
-        module, query, key, value, attention_mask, position_bias=position_bias, **given, **others
+    return Attention(Shannon())(
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling,
+        dropout,
+        is_causal,
+        position_bias,
+        **others,
     )
 
 
