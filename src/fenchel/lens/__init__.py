@@ -5,9 +5,9 @@ found = lens.deviation(model, lens.encode(tokenizer, sentences))
 found.multiplier[layer]                                   # (batch, head, query), padding NaN
 """
 
-from fenchel.lens.audit import deviation
 from fenchel.lens.constants import Stability, stability
 from fenchel.lens.deviations import Deviations
+from fenchel.lens.estimation import deviation
 from fenchel.lens.problems import LayerProblem, problems
 from fenchel.lens.recognise import Kind
 from fenchel.lens.text import encode, load, sentences

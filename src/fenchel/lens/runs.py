@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import torch
 
-from fenchel.lens.audit import deviation
 from fenchel.lens.deviations import Deviations
+from fenchel.lens.estimation import deviation
 from fenchel.lens.recognise import Kind, attentions
 from fenchel.lens.text import encode, load, sentences
 
