@@ -49,12 +49,12 @@ def test_a_certificate_that_is_exceeded_is_shouted(tmp_path, monkeypatch):
     from dataclasses import replace
 
     def wrong(draw):
-        made = campaign.query_softmax(draw)
+        made = campaign.projection(draw)
         return replace(made, bound=0.5 * made.bound)
 
     monkeypatch.setattr(campaign, "MAPS", (wrong,))
     monkeypatch.setattr(campaign, "TRANSPORT", ())
-    made = run("attack", "--trials", 6000, "--out", tmp_path)
+    made = run("attack", "--trials", 400, "--out", tmp_path)
     assert made.exit_code == 1
     document = json.loads((tmp_path / "study_attack.json").read_text())
     assert document["certificates"][0]["exceeded"] > 0

@@ -39,8 +39,8 @@ def test_the_witness_is_the_best_trial():
     certificate = query_lipschitz(normal(6, 3), normal(6, 2, seed=1))
     found = attack(certificate, 1000)
     again = certificate.check(*found.witness)
-    assert again.quotient == pytest.approx(found.observed, rel=1e-12)
-    assert again.ratio == pytest.approx(found.ratio, rel=1e-12)
+    assert again.quotient == pytest.approx(found.observed, rel=1e-6)
+    assert again.ratio == pytest.approx(found.ratio, rel=1e-6)
     assert found.tightness == pytest.approx(1 / found.ratio)
 
 
@@ -55,7 +55,7 @@ def test_no_more_trials_than_the_budget(budget):
 
     found = attack(line(counted, 1.0), budget)
     assert found.trials == budget
-    assert seen <= 5 * budget  # two for a quotient, and the aim's
+    assert seen <= 5 * budget + 4  # two for a quotient, the aim's, and the witness's
 
 
 def test_it_climbs_to_a_narrow_peak():

@@ -13,9 +13,13 @@ from fenchel.certificates import (
     attack,
     compose,
     contraction,
+    encoder_layer_lipschitz,
     feed_forward_lipschitz,
+    gaussian_attention_lipschitz,
+    heads_of,
     query_lipschitz,
     self_attention_lipschitz,
+    stack_lipschitz,
     token_map,
 )
 from fenchel.certificates.certificate import MapTrials, _direction, _functional, length
@@ -35,14 +39,16 @@ def linear(matrix, domain=None, tokens=1):
 
 def test_check_reports_quotient_ratio_and_verdict():
     # sigmoid: slope 1/4 at zero, which is the bound
-    found = query_lipschitz(TWO, TWO).check(torch.zeros(1), torch.ones(1))
-    assert found.quotient == pytest.approx(0.25, abs=1e-15)
-    assert found.ratio == pytest.approx(1, abs=1e-15)
+    near = torch.full((1,), 1e-4, dtype=torch.float64)
+    found = query_lipschitz(TWO, TWO).check(-near, near)
+    assert found.quotient == pytest.approx(0.25, rel=1e-8)
+    assert found.ratio == pytest.approx(1, rel=1e-8)
     assert found.holds
 
 
 def test_check_fails_a_bound_that_is_too_small():
-    found = shrunk(query_lipschitz(TWO, TWO)).check(torch.zeros(1), torch.ones(1))
+    near = torch.full((1,), 1e-4, dtype=torch.float64)
+    found = shrunk(query_lipschitz(TWO, TWO)).check(-near, near)
     assert found.ratio == pytest.approx(1 / 0.9)
     assert not found.holds
 
@@ -210,3 +216,38 @@ def test_compose_is_for_maps_of_vectors():
 def test_assumptions_are_those_of_both_without_the_domain_that_was_proven():
     made = compose(linear([[2.0]], Ball(1.0)), linear([[3.0]], Ball(2.0)))
     assert made.assumptions == ("tokens within 1", "1 tokens")
+
+
+def test_a_check_says_what_it_takes():
+    certificate = gaussian_attention_lipschitz(torch.eye(4), torch.eye(4), 8)
+    with pytest.raises(TypeError, match=r"check takes 2 tensors \(x, y\), got 1"):
+        certificate.check(torch.zeros(8, 4))
+    with pytest.raises(ValueError, match=r"inputs of shape \(8, 4\), got \(3, 4\)"):
+        certificate.check(torch.zeros(3, 4), torch.ones(3, 4))
+
+
+def test_the_quotient_of_a_check_is_that_of_the_pair():
+    torch.manual_seed(0)
+    keys, values = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    certificate = query_lipschitz(keys, values)
+    x, y = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    apart = (x @ keys.mT).softmax(-1) @ values - (y @ keys.mT).softmax(-1) @ values
+    wanted = float(apart.norm() / 3**0.5)
+    assert certificate.check(x, y).quotient == pytest.approx(wanted, rel=1e-12)
+    assert certificate.check(y, x).quotient == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_layer_in_training_is_refused():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with pytest.raises(ValueError, match=r"layer.eval\(\)"):
+        encoder_layer_lipschitz(layer, 4, 1.0)
+
+
+def test_modules_are_pointed_the_way():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with pytest.raises(TypeError, match="heads_of"):
+        self_attention_lipschitz(layer.self_attn, 4, 1.0)
+    with pytest.raises(TypeError, match=r"encoder.layers"):
+        stack_lipschitz(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 4, 1.0)
+    with pytest.raises(TypeError, match="MultiheadAttention"):
+        heads_of(layer)

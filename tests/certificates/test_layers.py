@@ -114,7 +114,7 @@ def test_a_layer_norm_is_as_steep_as_its_bound(eps, norm):
     x = normal(2, 8)
     same = torch.ones(2, 8, dtype=F64)
     across = x - x.mean(-1, keepdim=True)
-    assert made.check(same, same + across).ratio == pytest.approx(1, rel=1e-9)
+    assert made.check(same, same + 1e-6 * across).ratio == pytest.approx(1, rel=1e-6)
     assert not attack(shrunk(made), 1000).holds
 
 

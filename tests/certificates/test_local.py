@@ -156,3 +156,18 @@ def test_bad_input():
             local_lipschitz(torch.sin, x, tolerance=tolerance)
     with pytest.raises(ValueError, match="max_products must be >= 2, got 1"):
         local_lipschitz(torch.sin, x, max_products=1)
+
+
+def test_torchs_own_attention_has_a_local_constant():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=torch.float64).eval()
+    x = torch.randn(5, 8, dtype=torch.float64)
+
+    def function(z):
+        return layer(z.unsqueeze(0))[0]
+
+    jacobian = torch.autograd.functional.jacobian(function, x).reshape(40, 40)
+    wanted = float(torch.linalg.matrix_norm(jacobian, 2))
+    found = local_lipschitz(function, x)
+    assert abs(found.value - wanted) <= 1e-8 * wanted
+    assert not found.direction.requires_grad

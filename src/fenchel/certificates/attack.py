@@ -14,7 +14,8 @@ from fenchel._numerics import check_whole
 from fenchel.certificates.certificate import ROUNDING, Certificate, State, Trials
 
 _BATCH = 256
-_CLIMBERS = 32
+_CLIMBERS, _MANY = 32, 256  # at least, and at most: one for sixty trials
+_AIMS = 4  # times that suspects are tried, each time better aimed
 _AIMING = 3  # every so many steps only the direction changes
 _RANDOM = 0.4  # of the budget; the rest climbs
 _RATE, _LAST_RATE = 0.1, 1e-3  # of a climber's own size
@@ -24,7 +25,9 @@ _RATE, _LAST_RATE = 0.1, 1e-3  # of a climber's own size
 class Attack:
     """The strongest trial found.
 
-    ratio: observed / certified. trials: how many were tried. witness: the inputs of the best.
+    observed: its quotient; for a map that of a secant, or of a tangent, which nearby secants come
+    near. ratio: observed / certified. trials: how many were tried. witness: inputs that
+    `certificate.check` takes, whose own quotient is near what was observed.
     """
 
     ratio: float
@@ -58,9 +61,14 @@ def attack(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     run = _Run(certificate, budget)
     trials = certificate.trials
-    suspects = trials.suspects(_CLIMBERS, generator)
-    if suspects is not None:
+    suspects = trials.suspects(run.climbers, generator)
+    for number in range(_AIMS if suspects is not None else 0):
+        assert suspects is not None
+        if run.left <= 0 or run.broken:
+            break
         run.take(_first(suspects, run.left))
+        if number + 1 < _AIMS:
+            suspects = trials.project(trials.aim(suspects))
     random = math.ceil(_RANDOM * budget)
     while random > 0 and run.left > 0 and not run.broken:
         some = min(_BATCH, random, run.left)
@@ -69,7 +77,7 @@ def attack(
     starts = run.leaders() if suspects is None else _joined(run.leaders(), suspects)
     while run.left > 0 and not run.broken:
         _climb(run, trials, _first(starts, run.left))
-        starts = _joined(run.leaders(), trials.sample(_CLIMBERS, generator))
+        starts = _joined(run.leaders(), trials.sample(run.climbers, generator))
     return run.result()
 
 
@@ -78,6 +86,7 @@ class _Run:
 
     def __init__(self, certificate: Certificate, budget: int) -> None:
         self.certificate, self.left, self.budget = certificate, budget, budget
+        self.climbers = min(_MANY, max(_CLIMBERS, budget // 60))
         self.best: State | None = None
         self.numbers = 0
         self.quotients = torch.empty(0, dtype=torch.float64)
@@ -99,7 +108,7 @@ class _Run:
         state = tuple(x.detach() for x in state)
         if self.best is not None:
             state, seen = _joined(self.best, state), torch.cat([self.quotients, seen])
-        order = seen.argsort(descending=True)[:_CLIMBERS]
+        order = seen.argsort(descending=True)[: self.climbers]
         self.best, self.quotients = tuple(x[order] for x in state), seen[order]
 
     def leaders(self) -> State:
@@ -118,7 +127,9 @@ class _Run:
         if certified > 0:
             ratio = observed / certified
         trials = self.budget - max(0, self.left)
-        return Attack(ratio, observed, certified, trials, tuple(x[0] for x in self.best))
+        with torch.no_grad():
+            best = self.certificate.trials.witness(tuple(x[:1] for x in self.best))
+        return Attack(ratio, observed, certified, trials, tuple(x[0] for x in best))
 
 
 def _climb(run: _Run, trials: Trials, start: State) -> None:

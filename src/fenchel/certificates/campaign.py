@@ -267,7 +267,7 @@ def stand(
     make: Callable[[Draw], Certificate],
     trials: int,
     *,
-    each: int = 2_000,
+    each: int = 10_000,
     seed: int = 0,
     tell: Callable[[int], object] = lambda count: None,
 ) -> Stand:

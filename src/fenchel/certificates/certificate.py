@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +21,13 @@ from torch import Tensor
 from fenchel.certificates.domain import Ball, Domain, Everywhere
 
 State = tuple[Tensor, ...]  # of many trials: each (count, ...)
+_NEAR = 1e-6  # how far a witness's inputs are from each other, relative to their size
 ROUNDING = 1e-9  # a quotient may exceed its bound by that much of it
 
 
 class Check(NamedTuple):
-    """quotient: observed. ratio: of it to the bound. holds: at most one, up to rounding."""
+    """quotient: of the inputs' own outputs. ratio: of it to the bound. holds: at most one, up to
+    rounding."""
 
     quotient: float
     ratio: float
@@ -33,7 +35,9 @@ class Check(NamedTuple):
 
 
 class Trials(ABC):
-    """How to try a certificate."""
+    """How to try a certificate. inputs: what one trial is made of, in words."""
+
+    inputs: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> State:
@@ -50,6 +54,14 @@ class Trials(ABC):
     def allows(self, state: State) -> bool:
         """Whether the certificate speaks of these inputs."""
         return _same(state, self.project(state))
+
+    def observed(self, state: State) -> Tensor:
+        """(count): the quotient of these very inputs."""
+        return self.quotient(state)
+
+    def witness(self, state: State) -> State:
+        """Inputs of the domain whose own quotient is near what was found at `state`."""
+        return state
 
     def suspects(self, count: int, generator: torch.Generator) -> State | None:
         """Where an attacker who knows the proof would look first."""
@@ -77,12 +89,16 @@ class Certificate:
 
     def check(self, *inputs: Tensor) -> Check:
         """One trial of your own: for a map two inputs, x and y."""
-        state = tuple(torch.as_tensor(x).unsqueeze(0) for x in inputs)
+        named = self.trials.inputs
+        if len(inputs) != len(named):
+            shown = ", ".join(named)
+            raise TypeError(f"check takes {len(named)} tensors ({shown}), got {len(inputs)}")
+        state = tuple(torch.as_tensor(x).detach().double().unsqueeze(0) for x in inputs)
         if not self.trials.allows(state):
             given = "; ".join(self.assumptions)
             raise ValueError(f"these inputs lie outside of what is certified: {given}")
         with torch.no_grad():
-            quotient = float(self.trials.quotient(state))
+            quotient = float(self.trials.observed(state))
         ratio = quotient / self.bound if self.bound > 0 else math.inf if quotient > 0 else 0.0
         return Check(quotient, ratio, ratio <= 1 + ROUNDING)
 
@@ -159,6 +175,8 @@ class MapTrials(Trials):
     function's own rounding would be what is observed.
     """
 
+    inputs = ("x", "y")
+
     function: Callable[[Tensor], Tensor]
     shape: torch.Size
     domain: Domain
@@ -184,20 +202,42 @@ class MapTrials(Trials):
         return inside, inside + (y - x)
 
     def allows(self, state: State) -> bool:
+        for x in state:
+            if x.shape[1:] != self.shape:
+                shapes = f"{tuple(self.shape)}, got {tuple(x.shape[1:])}"
+                raise ValueError(f"this certificate is for inputs of shape {shapes}")
         return _same(state, tuple(self.domain.project(x) for x in state))
 
     def quotient(self, state: State) -> Tensor:
         x, y = (z.to(torch.float64) for z in state)
         here, tangent = torch.func.jvp(self.function, (x,), (y - x,))  # type: ignore[misc]
+        slope = _over(length(tangent, self.norm, here.dim() - 1), self._length(y - x))
+        return torch.maximum(slope, self._chord(x, here, self.domain.project(y)))
+
+    def observed(self, state: State) -> Tensor:
+        x, y = (z.to(torch.float64) for z in state)
+        return self._chord(x, self.function(x), y)
+
+    def witness(self, state: State) -> State:
+        """y itself, or near x along the same line on either side: whichever shows most."""
+        x, y = (z.to(torch.float64) for z in state)
+        x = self.domain.project(x)
+        wide = (-1, *(1,) * len(self.shape))
+        long = (y - x).flatten(1).norm(dim=-1).clamp_min(1e-300)
+        size = x.flatten(1).norm(dim=-1).clamp_min(self.unit)
+        step = (y - x) * (_NEAR * size / long).reshape(wide)
+        there = [self.domain.project(z) for z in (y, x + step, x - step)]
+        shown = torch.stack([self.observed((x, z)) for z in there])  # (3, count)
+        best = torch.stack(there)[shown.argmax(0), torch.arange(len(x))]
+        return x, best
+
+    def _chord(self, x: Tensor, here: Tensor, y: Tensor) -> Tensor:
+        """|f(y) - f(x)| / |y - x|, less what rounding may have made of the difference."""
+        there = self.function(y)
         outward = here.dim() - 1
-        slope = _over(length(tangent, self.norm, outward), self._length(y - x))
-        inside = self.domain.project(y)
-        there = self.function(inside)
         apart = length(there - here, self.norm, outward)
         size = length(there.abs() + here.abs(), self.norm, outward)
-        # less what rounding may have made of the difference
-        chord = _over((apart - 1e-15 * size).clamp_min(0), self._length(inside - x))
-        return torch.maximum(slope, chord)
+        return _over((apart - 1e-15 * size).clamp_min(0), self._length(y - x))
 
     def aim(self, state: State) -> State:
         """The direction that the map at x stretches most, by one step of a power method (Boyd,

@@ -256,6 +256,15 @@ class MeasureTrials(Trials):
     apart, moved: the distance of the inputs, and of the outputs. (count)
     """
 
+    inputs = (
+        "points of mu (n, d)",
+        "their log-weights (n)",
+        "points of nu",
+        "their log-weights",
+        "x (1, d)",
+        "y (1, d)",
+    )
+
     setting: Setting
     apart: Callable[[Trial], Tensor]
     moved: Callable[[Trial], Tensor]

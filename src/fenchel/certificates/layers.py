@@ -144,6 +144,8 @@ def encoder_layer_lipschitz(
     if not isinstance(layer, TransformerEncoderLayer):
         kind = type(layer).__name__
         raise TypeError(f"layer must be a torch.nn.TransformerEncoderLayer, got {kind}")
+    if layer.training and layer.dropout.p + layer.self_attn.dropout > 0:
+        raise ValueError("the layer drops out at random in training; certify layer.eval()")
     given: Domain = Everywhere() if radius is None else Ball(float(radius))
     if layer.norm_first:
         inner = layer_norm_lipschitz(layer.norm1, tokens, given, norm=norm)
@@ -168,7 +170,9 @@ def stack_lipschitz(
     norm: Norm = 2.0,
 ) -> Certificate:
     """Of all layers, one after the other: each is certified where the one before it may lead."""
-    if not layers:
+    if isinstance(layers, torch.nn.TransformerEncoder):
+        raise TypeError("layers must be the layers themselves; give encoder.layers")
+    if not len(layers):
         raise ValueError("layers must not be empty")
     made = encoder_layer_lipschitz(layers[0], tokens, radius, norm=norm)
     for layer in layers[1:]:
@@ -179,7 +183,15 @@ def stack_lipschitz(
 
 
 def heads_of(attention: MultiheadAttention) -> tuple[list[Head], Tensor, Tensor | None]:
-    """The heads, the output matrix and its bias, detached."""
+    """The heads, the output matrix and its bias, detached: what `self_attention_lipschitz` takes.
+
+    >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> heads, output, bias = heads_of(layer)
+    >>> made = self_attention_lipschitz(heads, 5, 1.0, output=output, output_bias=bias)
+    """
+    if not isinstance(attention, MultiheadAttention):
+        kind = type(attention).__name__
+        raise TypeError(f"attention must be a torch.nn.MultiheadAttention, got {kind}")
     extra = attention.bias_k is not None or attention.add_zero_attn
     if attention.in_proj_weight is None or extra:
         raise ValueError(

@@ -6,11 +6,13 @@ It bounds nothing beyond the point, and is what every certificate must exceed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fenchel._numerics import check_tensor, check_whole
 
@@ -57,11 +59,24 @@ def local_lipschitz(
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
     x = x.detach()
-    if norm == 2:
-        return _bidiagonalised(_Products(function, x), tolerance, max_products, generator)
-    if norm in (1, math.inf):
-        return _summed(function, x, norm)
+    with torch.no_grad(), _differentiable():
+        if norm == 2:
+            return _bidiagonalised(_Products(function, x), tolerance, max_products, generator)
+        if norm in (1, math.inf):
+            return _summed(function, x, norm)
     raise ValueError(f"norm must be 1, 2 or inf, got {norm!r}")
+
+
+@contextmanager
+def _differentiable() -> Iterator[None]:
+    """torch's fused attention and its fast path of whole layers have no forward derivatives."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _Products:

@@ -143,6 +143,12 @@ class TokenTrials(Trials):
     The quotient is the move itself: the change of tokens is what is given, not measured.
     """
 
+    inputs = (
+        "ranks (n), the largest of which go",
+        "scores of new tokens, less the largest allowed",
+        "values of new tokens",
+    )
+
     weights: Tensor
     values: Tensor
     gone: int

@@ -170,7 +170,9 @@ def _parameters(regularizer: Regularizer) -> tuple[float, float]:
         kind = type(regularizer).__name__
         raise TypeError(f"certificates are for Shannon and Tsallis, got {kind}")
     if isinstance(alpha, Tensor) or isinstance(temperature, Tensor):
-        raise TypeError("alpha and temperature must be numbers here; certify head by head")
+        raise TypeError(
+            "alpha and temperature must be numbers here, not tensors; use .item(), head by head"
+        )
     if alpha > 2:
         raise ValueError(
             f"alpha must be at most 2, got {alpha:g}: beyond it the map is not Lipschitz, since "

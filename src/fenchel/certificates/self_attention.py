@@ -77,8 +77,14 @@ class Head:
             raise ValueError(f"query (m, d), key (m, d) and value (e, d) do not fit: {shapes}")
         for name in ("query", "value"):
             _check_bias(getattr(self, f"{name}_bias"), f"{name}_bias", len(getattr(self, name)))
+        if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float):
+            kind = type(self.temperature).__name__
+            raise TypeError(f"temperature must be a number, got {kind}; softmax only, use .item()")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be finite and > 0, got {self.temperature}")
+        for name in ("query", "key", "value", "query_bias", "value_bias"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, None if given is None else given.detach())
 
     def bound(self, tokens: int, radius: float, norm: Norm = 2.0) -> float:
         form = self.key.mT.double() @ self.query.double()  # A
@@ -127,6 +133,8 @@ def self_attention_lipschitz(
     >>> self_attention_lipschitz(Head(eye, eye, eye, temperature=1e9), 8, radius=1.0).bound < 1.0001
     True
     """
+    if isinstance(heads, torch.nn.Module):
+        raise TypeError("heads must be Heads; heads_of(attention) makes them of torch's module")
     heads = [heads] if isinstance(heads, Head) else list(heads)
     check_whole(tokens, "tokens", 1)
     check_norm(norm)

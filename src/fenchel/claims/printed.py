@@ -60,6 +60,8 @@ def printed_gaussian(dim: int, tokens: int) -> Certificate:
 class GaussianTrials(Trials):
     """State: X and Y (count, N, d), whose first tokens are x and y."""
 
+    inputs = ("tokens of X (N, d), the first of them x", "tokens of Y, the first of them y")
+
     dim: int
     tokens: int
 

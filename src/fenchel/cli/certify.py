@@ -96,7 +96,7 @@ def attack(
             )
             document["certificates"].append(stood.as_json())
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    document["printed"] = _printed(seed)
+    document["printed"] = document["printed"] or _printed(seed)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     warning = _warning(document)
     tell({"warning": warning}, _listings(document), None)

@@ -37,6 +37,8 @@ class Affine:
             )
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype != self.matrix.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(_two_dtypes(x.dtype, self.matrix.dtype, "the matrix"))
         if x.shape[-1] != self.matrix.shape[1]:
             raise ValueError(
                 f"the matrix {tuple(self.matrix.shape)} maps points of dimension "
@@ -44,6 +46,10 @@ class Affine:
             )
         image = x @ self.matrix.mT
         return image if self.offset is None else image + self.offset
+
+    def __repr__(self) -> str:
+        rows, columns = self.matrix.shape
+        return f"Affine({columns} -> {rows})"
 
 
 def as_map(given: Map | None, name: str) -> Callable[[Tensor], Tensor]:
@@ -62,6 +68,38 @@ def as_map(given: Map | None, name: str) -> Callable[[Tensor], Tensor]:
 
 def identity(x: Tensor) -> Tensor:
     return x
+
+
+def mapped(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x); where a module fails on points of another dtype than its own, say so."""
+    try:
+        return function(x)
+    except RuntimeError as problem:
+        own = _dtypes(function)
+        if not own or x.dtype in own:
+            raise
+        name = f"the {type(function).__name__}"
+        raise TypeError(_two_dtypes(x.dtype, own[0], name)) from problem
+
+
+def _dtypes(function: object) -> list[torch.dtype]:
+    if not isinstance(function, torch.nn.Module):
+        return []
+    return [p.dtype for p in function.parameters() if p.is_floating_point()]
+
+
+def _two_dtypes(points: torch.dtype, own: torch.dtype, name: str) -> str:
+    return (
+        f"the points are {points} and {name} is {own}; bring both to one dtype, with "
+        f".to({points}) on the layer or the matrix, or .to({own}) on the points"
+    )
+
+
+def map_name(function: object) -> str:
+    """Short, for a repr."""
+    if isinstance(function, Affine):
+        return repr(function)
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def affine_of(function: Callable[[Tensor], Tensor]) -> Affine | None:

@@ -18,8 +18,8 @@ from fenchel.measures.softmatch import Softmatch
 class AttentionKernel(NonlinearKernel):
     """mu -> A_mu, A_mu(x, .) = Pi[Psi_{G(x, .)}(mu) L]: the Dirac at what attention gives query x.
 
-    `mu @ A(mu)` is a step of self-attention, `Empirical(queries) @ A(keys)` cross-attention
-    (CLAIMS M-D8/P9). Without a lookup, values are the keys themselves.
+    `mu @ A(mu)` is a step of self-attention, `Empirical(queries) @ A(keys)` cross-attention.
+    Without a lookup, values are the keys themselves.
 
     >>> from fenchel.measures.potentials import Dot
     >>> A = AttentionKernel(Dot())
@@ -28,6 +28,8 @@ class AttentionKernel(NonlinearKernel):
     tensor([[0.5000],
             [0.7311]])
     """
+
+    # CLAIMS M-D8/P9
 
     def __init__(self, potential: InteractionPotential, lookup: Kernel | Map | None = None) -> None:
         self.softmatch = Softmatch(potential)
@@ -41,15 +43,24 @@ class AttentionKernel(NonlinearKernel):
         looked_up = matched if self.lookup is None else matched @ self.lookup
         return MomentProjection()(looked_up)
 
+    def __repr__(self) -> str:
+        parts = [repr(self.softmatch.potential)]
+        parts += [] if self.lookup is None else [repr(self.lookup)]
+        return f"AttentionKernel({', '.join(parts)})"
+
 
 class MultiHeadKernel(NonlinearKernel):
     """mu -> Pi of the mixture (1 / H) sum_h A^h_mu O^h, with O^h = H times the h-th output map.
 
-    That is sum_h outputs_h(head_h(x)) + bias, concatenation and projection in one (CLAIMS M-P12).
+    That is sum_h outputs_h(head_h(x)) + bias, concatenation and projection in one.
 
-    heads: H attention kernels.
-    outputs: H matrices (d, d'), or linear maps; bias (d,), added once.
+    heads: H kernels such as AttentionKernel, each not yet given its measure.
+    outputs: H matrices (d, d'), or linear maps: head h gives points of R^d', its map takes them to R^d;
+        the blocks of columns of a torch.nn.MultiheadAttention's out_proj.weight.
+    bias: (d,), added once.
     """
+
+    # CLAIMS M-P12
 
     def __init__(
         self, heads: Sequence[NonlinearKernel], outputs: Sequence[Map], bias: Tensor | None = None
@@ -71,6 +82,9 @@ class MultiHeadKernel(NonlinearKernel):
     def __call__(self, mu: Empirical) -> Kernel:
         parts = [head(mu) @ out for head, out in zip(self.heads, self.outputs, strict=True)]
         return MomentProjection()(Mixture(parts))
+
+    def __repr__(self) -> str:
+        return f"MultiHeadKernel({len(self.heads)} heads)"
 
     @classmethod
     def from_module(cls, module: nn.MultiheadAttention) -> MultiHeadKernel:

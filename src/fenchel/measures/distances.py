@@ -331,7 +331,8 @@ def _same(cost: _Array, a: _Array, b: _Array) -> bool:
 def _assignment(
     cost: _Array, a: _Array, b: _Array, certified: bool
 ) -> tuple[_Array, _Array | None]:
-    """Even weights: some permutation is an optimal plan (CLAIMS M-BL)."""
+    """Even weights: some permutation is an optimal plan."""
+    # CLAIMS M-BL
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError:

@@ -117,12 +117,13 @@ class Empirical(Measure):
         return Empirical._made(self.points + offset.unsqueeze(-2), self.weights)
 
     def convolve(self, other: Measure) -> Measure:
-        """The law of X + Y for independent X and Y (CLAIMS M-D13): n m points.
+        """The law of X + Y for independent X and Y: n m points.
 
         >>> coin = Empirical(torch.tensor([[0.0], [1.0]]))
         >>> coin.convolve(coin).merged().weights
         tensor([0.2500, 0.5000, 0.2500])
         """
+        # CLAIMS M-D13
         if isinstance(other, Gaussian):
             return other.convolve(self)
         if not isinstance(other, Empirical):
@@ -136,13 +137,14 @@ class Empirical(Measure):
         """KL(self | other) = E_self log(dself / dother), +inf off absolute continuity. (...)
 
         The integral is in self: as printed in the paper, in the other, it has the opposite sign
-        and order (CLAIMS M-KL). Masses are compared point by point, wherever a point is listed and
-        however often. Memory: n m.
+        and order. Masses are compared point by point, wherever a point is listed and however often.
+        Memory: n m.
 
         >>> fair = Empirical(torch.tensor([[0.0], [1.0]]))
         >>> Dirac(torch.tensor([1.0])).kl(fair), fair.kl(Dirac(torch.tensor([1.0])))
         (tensor(0.6931), tensor(inf))
         """
+        # CLAIMS M-KL
         if not isinstance(other, Empirical):
             raise TypeError(
                 f"other must be an Empirical, got {type(other).__name__}; between Gaussians use "
@@ -296,4 +298,8 @@ def _check_total(
     total = values.sum(-1)
     if has((total - 1).abs() > slack):
         worst = total.flatten()[(total - 1).abs().argmax()]
-        raise ValueError(f"weights must sum to 1, got a sum of {float(worst):.6g}; {remedy}")
+        raise ValueError(
+            f"weights must sum to 1, got a sum of {float(worst):.6g}, off by "
+            f"{float(worst) - 1:+.2g} where rounding in {values.dtype} explains {slack:.1g}; "
+            f"{remedy}"
+        )

@@ -29,6 +29,8 @@ class EntropicDistance(NamedTuple):
     """lower <= W1 <= upper, each (...), without derivatives.
 
     In float64 whatever the operands are: rounded to less, they would be no bounds.
+    converged: bool (...), whether upper - lower <= tolerance * upper. Where it is False the steps
+        ran out before; the bounds hold all the same.
     steps: of Sinkhorn's iteration. regularization (...): the last one, in units of the cost.
     """
 
@@ -36,10 +38,11 @@ class EntropicDistance(NamedTuple):
     lower: Tensor
     steps: int
     regularization: Tensor
+    converged: Tensor
 
     @property
     def error(self) -> Tensor:
-        """How far either bound may be from W1."""
+        """How far either bound may be from W1, in units of the cost."""
         return self.upper - self.lower
 
 
@@ -56,13 +59,15 @@ def entropic_wasserstein1(
     """W1 between two bounds, in plain torch: on the operands' device, batched, without POT.
 
         found = entropic_wasserstein1(mu, nu)
-        found.lower, found.upper, found.error
+        found.lower, found.upper, found.error, found.converged
 
     mu, nu, norm: as for `wasserstein1`.
     regularization: relative to the mean cost under independence. It starts large and falls
     to this; the smaller, the nearer the bounds can come, in more steps.
     max_steps: at most so many; the bounds hold after one.
-    tolerance: stop when upper - lower <= tolerance * upper in the whole batch.
+    tolerance: relative; stop when upper - lower <= tolerance * upper in the whole batch. Read
+    `converged` for whether that was reached: the nearer the measures are, beside their spread, the
+    more steps it takes, and between equal ones no number is enough.
     """
     _check_positive(regularization, "regularization")
     _check_positive(tolerance, "tolerance", least=0.0)
@@ -75,10 +80,11 @@ def entropic_wasserstein1(
         state.advance(share, size)
         steps += size
         upper, lower = state.upper(), state.lower()
-        if steps == max_steps or bool((upper - lower <= tolerance * upper).all()):
+        converged = upper - lower <= tolerance * upper
+        if steps == max_steps or bool(converged.all()):
             break
         share = max(share * _FALL, regularization)
-    return EntropicDistance(upper, lower, steps, state.eps.squeeze(-1))
+    return EntropicDistance(upper, lower, steps, state.eps.squeeze(-1), converged)
 
 
 def _check_positive(value: object, name: str, least: float | None = None) -> None:

@@ -133,7 +133,8 @@ class Gaussian(Measure):
         return Gaussian._made(mean, matrix @ self._covariance @ matrix.mT)
 
     def convolve(self, other: Measure) -> Gaussian:
-        """The law of X + Y for independent X and Y: means and covariances add (CLAIMS M-D13)."""
+        """The law of X + Y for independent X and Y: means and covariances add."""
+        # CLAIMS M-D13
         if not isinstance(other, Measure):
             raise TypeError(f"other must be a measure, got {type(other).__name__}")
         if other.dim != self.dim:
@@ -154,11 +155,14 @@ class Gaussian(Measure):
 
 
 def _check_covariance(covariance: object, mean: Tensor) -> None:
-    check_points(covariance, "covariance")
+    check_points(covariance, "covariance", axes=0)
     assert isinstance(covariance, Tensor)
     d = mean.shape[-1]
     if covariance.shape[-2:] != (d, d):
-        raise ValueError(f"covariance must be (..., {d}, {d}), got {tuple(covariance.shape)}")
+        raise ValueError(
+            f"covariance must be (..., {d}, {d}), got {tuple(covariance.shape)}; of variances use "
+            "torch.diag_embed(variances)"
+        )
     values = covariance.detach()
     slack = 64 * d * torch.finfo(values.dtype).eps * values.abs().amax((-1, -2))
     if has((values - values.mT).abs().amax((-1, -2)) > slack):

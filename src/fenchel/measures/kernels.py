@@ -1,11 +1,12 @@
 """Markov kernels: a measure K(x, .) for every x.
 
-They act on measures from the left, on functions from the right, and compose (CLAIMS M-D2):
+They act on measures from the left, on functions from the right, and compose:
 
     mu @ K        the law of Y, where X has law mu and Y has law K(X, .)
     K @ f         the function x -> E f(Y)
     K @ L         one after the other, so that (mu @ K) @ L = mu @ (K @ L)
 """
+# CLAIMS M-D2
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fenchel.measures.affine import Affine, Map, affine_of, as_map, check_settled
+from fenchel.measures.affine import Affine, Map, affine_of, as_map, check_settled, map_name, mapped
 from fenchel.measures.empirical import Empirical, mixing_weights, mixture
 from fenchel.measures.gaussian import Gaussian
 from fenchel.measures.measure import Function, Measure, average, check_points
@@ -49,6 +50,9 @@ class Kernel(ABC):
     def affine(self) -> Affine | None:
         """x -> A x + b, for a kernel that is known to be the Dirac there."""
         return None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     @overload
     def __matmul__(self, other: Kernel) -> Kernel: ...
@@ -97,6 +101,9 @@ class NonlinearKernel(ABC):
     def __rmatmul__(self, other: object) -> Kernel:
         raise TypeError(_give_measure(self))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
 
 class Composed(Kernel):
     """First one kernel, then the other: KL(x, .) = integral of K(x, dy) L(y, .)."""
@@ -116,6 +123,9 @@ class Composed(Kernel):
             offset = second.offset if offset is None else offset + second.offset
         return Affine(second.matrix @ first.matrix, offset)
 
+    def __repr__(self) -> str:
+        return f"{self.first!r} @ {self.second!r}"
+
 
 class Deterministic(Kernel):
     """x -> the Dirac at f(x), for a matrix (d', d) or a callable of single points.
@@ -134,7 +144,7 @@ class Deterministic(Kernel):
 
     def _at(self, x: Tensor) -> Empirical:
         check_settled(self.function)
-        image = self.function(x)
+        image = mapped(self.function, x)
         if not isinstance(image, Tensor) or image.shape[:-1] != x.shape[:-1]:
             got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise ValueError(
@@ -146,6 +156,9 @@ class Deterministic(Kernel):
 
     def affine(self) -> Affine | None:
         return affine_of(self.function)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({map_name(self.function)})"
 
 
 FeedForward = Deterministic
@@ -164,12 +177,27 @@ class Residual(Kernel):
 
     def _at(self, x: Tensor) -> Measure:
         step = self.kernel.at(x)
-        if step.dim != x.shape[-1]:
-            raise ValueError(
-                f"a residual needs a kernel that stays in dimension {x.shape[-1]}, it goes to "
-                f"{step.dim}"
-            )
+        self._check(x.shape[-1], step.dim)
         return step.translate(x)
+
+    def affine(self) -> Affine | None:
+        """x + A x + b"""
+        step = self.kernel.affine()
+        if step is None:
+            return None
+        to, start = step.matrix.shape
+        self._check(start, to)
+        same = torch.eye(start, dtype=step.matrix.dtype, device=step.matrix.device)
+        return Affine(same + step.matrix, step.offset)
+
+    def _check(self, start: int, to: int) -> None:
+        if start != to:
+            raise ValueError(
+                f"a residual needs a kernel that stays in dimension {start}, it goes to {to}"
+            )
+
+    def __repr__(self) -> str:
+        return f"Residual({self.kernel!r})"
 
 
 class Mixture(Kernel):
@@ -188,6 +216,11 @@ class Mixture(Kernel):
 
     def _at(self, x: Tensor) -> Empirical:
         return mixture([discrete(kernel.at(x)) for kernel in self.kernels], self.weights)
+
+    def __repr__(self) -> str:
+        weights = ", ".join(f"{weight:.3g}" for weight in self.weights.tolist()[:4])
+        more = ", …" if len(self.kernels) > 4 else ""
+        return f"Mixture({len(self.kernels)} kernels, weights [{weights}{more}])"
 
 
 # ---- how a measure goes through a kernel
@@ -220,8 +253,9 @@ def pushed(measure: Gaussian, kernel: Kernel) -> Gaussian:
     affine = kernel.affine()
     if affine is None:
         raise TypeError(
-            f"a Gaussian through a {type(kernel).__name__} that is not affine is no Gaussian; use "
-            ".sample(n, generator) @ kernel, or .quadrature(order) @ kernel up to three dimensions"
+            f"a Gaussian through {kernel!r}, which is not known to be affine, need be no Gaussian; "
+            "use .sample(n, generator) @ kernel, or .quadrature(order) @ kernel up to three "
+            "dimensions"
         )
     return measure.push(affine.matrix, affine.offset)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fenchel._numerics import check_tensor, has
-from fenchel.measures.affine import Affine, Map
+from fenchel.measures.affine import Affine, Map, map_name
 from fenchel.measures.empirical import Empirical, coincide
 from fenchel.measures.kernels import Deterministic, Kernel
 from fenchel.measures.measure import check_points
@@ -29,9 +29,10 @@ class Lookup(Kernel):
         """k -> the average of Diracs at the values v_i with k_i = k.
 
         keys (..., n, d), values (..., n, e). As printed in the paper it is their sum, whose mass
-        exceeds 1 where a key is repeated (CLAIMS M-D5). With `weights` (..., n), those of a measure
-        on the pairs, it is the law of the value given the key.
+        exceeds 1 where a key is repeated. With `weights` (..., n), those of a measure on the pairs,
+        it is the law of the value given the key.
         """
+        # CLAIMS M-D5
         check_points(keys, "keys")
         check_points(values, "values")
         n = keys.shape[-2]
@@ -87,12 +88,21 @@ class Lookup(Kernel):
     def affine(self) -> Affine | None:
         return self._kernel.affine()
 
+    def __repr__(self) -> str:
+        if isinstance(self._kernel, Deterministic):
+            return f"Lookup({map_name(self._kernel.function)})"
+        return repr(self._kernel)
+
 
 class _Finite(Kernel):
     """x -> the rows of `matrix` at the keys equal to x, averaged by the weights of the keys."""
 
     def __init__(self, keys: Empirical, matrix: Tensor | None, targets: Tensor) -> None:
         self.keys, self.matrix, self.targets = keys, matrix, targets
+
+    def __repr__(self) -> str:
+        kind = "table" if self.matrix is None else "stochastic"
+        return f"Lookup.{kind}({self.keys.size} points)"
 
     def _at(self, x: Tensor) -> Empirical:
         if x.shape[-1] != self.keys.dim:

@@ -3,11 +3,11 @@
     minimise KL(mu | nu) subject to mu(k) = moments
 
 has the solution Psi_{exp<lam, k>}(nu) where the moments are in the relative interior of the convex
-hull of k on the support of nu (CLAIMS M-T14), and lam minimises the dual
+hull of k on the support of nu, and lam minimises the dual
 
     D(lam) = log nu(exp <lam, k - moments>),    D' = mu(k) - moments,    D'' = Cov_mu(k).
 
-On the hull's boundary lam runs to infinity (CLAIMS M-T14b); outside there is no such measure.
+On the hull's boundary lam runs to infinity; outside there is no such measure.
 
 Why it converges. Take Newton's direction d = -H^-1 g, and s = max - min of <d, k> on the support.
 Along d the third cumulant of <d, k> is at most s times its variance, |phi'''| <= s phi'', so that
@@ -24,6 +24,7 @@ it proves that they are in the interior; on the boundary and outside, s >= 1 alw
 hand <u, k - moments> < 0 on the whole support, for u = lam or d, then u separates the moments from
 the hull; outside of it D has no bound, and lam is such a u once D < log of the smallest weight.
 """
+# CLAIMS M-T14, M-T14b
 
 from __future__ import annotations
 
@@ -48,13 +49,16 @@ _LINES = 60  # halvings
 
 
 class MaximumEntropy(NamedTuple):
-    """measure: Psi_{exp<multiplier, k>}(nu), batch (...)
-    multiplier: (..., k). Where INFEASIBLE, a direction u with <u, moments> > <u, k> at every point.
-    divergence: KL(measure | nu), (...)
-    residual: largest |mu(k) - moments|, in units of that feature's range on the support, (...)
-    status: codes of `fenchel.solution.Status`, (...): OK, INFEASIBLE outside of the hull, MAX_STEPS
-        on its boundary (or so close that float64 cannot tell) and where steps ran out. Only with OK
-        are the moments met; the measure is then the solution.
+    """measure: Psi_{exp<multiplier, k>}(nu), batch (...). Where INFEASIBLE there is no measure with
+        these moments, and this is only where the search stopped, perhaps nu itself.
+    multiplier: (..., k). Where INFEASIBLE, the separating direction: u with <u, moments> > <u, k>
+        at every point with mass.
+    divergence: the least KL(mu | nu) of a mu with these moments, (...): KL(measure | nu), and +inf
+        where INFEASIBLE.
+    residual: largest |measure(k) - moments|, in units of that feature's range on the support, (...)
+    status: codes of `fenchel.Status`, (...): OK, INFEASIBLE outside of the hull, MAX_STEPS on its
+        boundary (or so close that float64 cannot tell) and where steps ran out. Only with OK are
+        the moments met; the measure is then the solution.
     steps: (...)
     """
 
@@ -196,6 +200,7 @@ class _Problem:
         apart = self.outside.unsqueeze(-1)
         multiplier = torch.where(apart, self.off / self.scale, multiplier)
         divergence = (lam * average(p, self.apart)).sum(-1) - self.value(lam)
+        divergence = where(status != Status.INFEASIBLE.value, divergence, math.inf)
         multiplier, divergence, missed = (x.to(dtype) for x in (multiplier, divergence, missed))
         measure = Empirical._made(nu.points, p.to(dtype))
         return MaximumEntropy(measure, multiplier, divergence, missed, status, steps)

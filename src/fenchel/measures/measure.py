@@ -56,11 +56,19 @@ def check_points(points: object, name: str, axes: int = 2) -> None:
     if points.dim() < axes:
         wanted = "(..., n, d)" if axes == 2 else "(..., d)"
         raise ValueError(
-            f"{name} must be {wanted}, got {tuple(points.shape)}; use {name}.unsqueeze(-1) for "
-            "points on the line"
+            f"{name} must be {wanted}, got {tuple(points.shape)}; use {_more_axes(points, name)}"
         )
     if has(~points.detach().isfinite()):
         raise ValueError(f"{name} must be finite; it holds NaN or infinity")
+
+
+def _more_axes(points: Tensor, name: str) -> str:
+    """How to make points of too few axes into one point, or into several on the line."""
+    if points.dim() == 0:
+        return f"{name}.reshape(1, 1) or .reshape(1) for one point on the line"
+    d = points.shape[0]
+    line = f"{name}.unsqueeze(-1) for {d} points on the line"
+    return f"{name}.unsqueeze(0) for one point of R^{d}, {line}"
 
 
 def average(weights: Tensor, values: Tensor) -> Tensor:

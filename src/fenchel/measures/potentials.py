@@ -3,9 +3,9 @@
     log G: (..., m, d), (..., n, d) -> (..., m, n)
 
 `query` and `key` are maps applied first, to x and to y: a matrix (d', d), acting as W x (with the
-transpose that the paper prints, shapes do not match: CLAIMS M-P12), or a callable such as
-torch.nn.Linear.
+transpose that the paper prints, shapes do not match), or a callable such as torch.nn.Linear.
 """
+# CLAIMS M-P12
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from torch import Tensor
 
 from fenchel import scores
 from fenchel._numerics import check_tensor
-from fenchel.measures.affine import Map, as_map
+from fenchel.measures.affine import Map, as_map, identity, map_name, mapped
 
 
 class InteractionPotential(ABC):
     """G(x, y) > 0, known by its logarithm."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     @abstractmethod
     def log(self, x: Tensor, y: Tensor) -> Tensor:
@@ -41,8 +44,11 @@ class Dot(InteractionPotential):
         self.temperature = _checked(temperature)
         self.query, self.key = as_map(query, "query"), as_map(key, "key")
 
+    def __repr__(self) -> str:
+        return _described(self)
+
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        return _dot(self.query(x), self.key(y), self.temperature)
+        return _dot(*_projected(self, x, y), self.temperature)
 
 
 class ScaledDot(InteractionPotential):
@@ -58,8 +64,11 @@ class ScaledDot(InteractionPotential):
         self.temperature = None if temperature is None else _checked(temperature)
         self.query, self.key = as_map(query, "query"), as_map(key, "key")
 
+    def __repr__(self) -> str:
+        return _described(self)
+
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        return _dot(self.query(x), self.key(y), self.temperature)
+        return _dot(*_projected(self, x, y), self.temperature)
 
 
 class GaussianPotential(InteractionPotential):
@@ -75,8 +84,11 @@ class GaussianPotential(InteractionPotential):
         self.temperature = _checked(temperature)
         self.query, self.key = as_map(query, "query"), as_map(key, "key")
 
+    def __repr__(self) -> str:
+        return _described(self)
+
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        x, y = self.query(x), self.key(y)
+        x, y = _projected(self, x, y)
         _check_same(x, y)
         middle = y.detach().mean(-2, keepdim=True)  # lengths far from zero would cancel
         x, y = x - middle, y - middle
@@ -99,6 +111,9 @@ class Potential(InteractionPotential):
             raise TypeError(f"a log-potential must be callable, got {type(log).__name__}")
         self._log = log
 
+    def __repr__(self) -> str:
+        return f"Potential({map_name(self._log)})"
+
     def log(self, x: Tensor, y: Tensor) -> Tensor:
         values = self._log(x, y)
         check_tensor(values, "what the log-potential returns")
@@ -106,6 +121,20 @@ class Potential(InteractionPotential):
         if values.shape[-2:] != (m, n):
             raise ValueError(f"a log-potential must be (..., {m}, {n}), got {tuple(values.shape)}")
         return values
+
+
+def _projected(
+    potential: Dot | ScaledDot | GaussianPotential, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    return mapped(potential.query, x), mapped(potential.key, y)
+
+
+def _described(potential: Dot | ScaledDot | GaussianPotential) -> str:
+    heat = potential.temperature
+    parts = [] if heat is None else [f"temperature={heat:g}"]
+    maps = (("query", potential.query), ("key", potential.key))
+    parts += [f"{name}={map_name(given)}" for name, given in maps if given is not identity]
+    return f"{type(potential).__name__}({', '.join(parts)})"
 
 
 def _dot(x: Tensor, y: Tensor, temperature: float | None) -> Tensor:

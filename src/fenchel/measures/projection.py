@@ -1,4 +1,5 @@
-"""Moment projection: the member of a family with the same moments (CLAIMS M-D6/7, M-P16)."""
+"""Moment projection: the member of a family with the same moments."""
+# CLAIMS M-D6/7, M-P16
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import overload
 from torch import Tensor
 
 from fenchel._numerics import has
+from fenchel.measures.affine import Affine, map_name
 from fenchel.measures.empirical import Dirac, Empirical
 from fenchel.measures.gaussian import Gaussian
 from fenchel.measures.kernels import Kernel
@@ -20,6 +22,9 @@ class Family(ABC):
     """A set of measures, one for each vector of moments."""
 
     fixed: bool  # whether the features belong to the family, and none are given
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     @abstractmethod
     def member(self, measure: Measure, features: Function | None) -> Measure:
@@ -61,6 +66,9 @@ class GridFamily(Family):
             )
         self.base = base
 
+    def __repr__(self) -> str:
+        return f"GridFamily({self.base.size} points)"
+
     def member(self, measure: Measure, features: Function | None) -> Empirical:
         assert features is not None
         found = maximum_entropy(self.base, features, measure.expectation(features))
@@ -78,9 +86,8 @@ class GridFamily(Family):
 class MomentProjection:
     """Pi(mu): the member of the family with mu's expectations of the features.
 
-    Onto an exponential family it is the member nu with the least KL(mu | nu) (CLAIMS M-P16); onto
-    Diracs, the limit of that for ever narrower Gaussians (CLAIMS M-P17). Of a kernel it takes every
-    K(x, .).
+    Onto an exponential family it is the member nu with the least KL(mu | nu); onto Diracs, the
+    limit of that for ever narrower Gaussians. Of a kernel it takes every K(x, .).
 
     >>> mu = Empirical(torch.tensor([[0.0], [1.0], [5.0]]))
     >>> MomentProjection()(mu).mean
@@ -90,6 +97,8 @@ class MomentProjection:
 
     features: for a `GridFamily`, a function (..., n, d) -> (..., n, k); the others have their own.
     """
+
+    # CLAIMS M-P16, M-P17
 
     def __init__(self, features: Function | None = None, family: Family | None = None) -> None:
         self.family = Diracs() if family is None else family
@@ -104,6 +113,11 @@ class MomentProjection:
         if not self.family.fixed and features is None:
             raise ValueError(f"{name} needs features: a function (..., n, d) -> (..., n, k)")
         self.features = features
+
+    def __repr__(self) -> str:
+        parts = [] if self.features is None else [map_name(self.features)]
+        parts += [] if isinstance(self.family, Diracs) else [f"family={self.family!r}"]
+        return f"MomentProjection({', '.join(parts)})"
 
     @overload
     def __call__(self, given: Kernel) -> Kernel: ...
@@ -123,3 +137,10 @@ class _Projected(Kernel):
 
     def _at(self, x: Tensor) -> Measure:
         return self.projection(self.kernel.at(x))
+
+    def affine(self) -> Affine | None:
+        """A Dirac is its own mean."""
+        return self.kernel.affine() if isinstance(self.projection.family, Diracs) else None
+
+    def __repr__(self) -> str:
+        return f"{self.projection!r}({self.kernel!r})"

@@ -15,7 +15,7 @@ from fenchel.measures.potentials import InteractionPotential
 
 
 def boltzmann_gibbs(log_g: Tensor | Function, nu: Empirical) -> Empirical:
-    """Psi_g(nu): nu with its weights multiplied by g and normalised (CLAIMS M-D3).
+    """Psi_g(nu): nu with its weights multiplied by g and normalised.
 
     log_g: values at the points of nu, (..., n), or a function of points that gives them.
     -inf takes a point's mass away.
@@ -24,6 +24,12 @@ def boltzmann_gibbs(log_g: Tensor | Function, nu: Empirical) -> Empirical:
     >>> boltzmann_gibbs(torch.tensor([1.0, 0.0]) * math.log(4), nu).weights
     tensor([0.5000, 0.5000])
     """
+    # CLAIMS M-D3
+    if isinstance(log_g, Empirical):
+        raise TypeError(
+            "log_g comes first and the measure second, as in boltzmann_gibbs(log_g, nu), got an "
+            "Empirical for log_g"
+        )
     check_measure(nu, "nu")
     values = log_g if isinstance(log_g, Tensor) else values_of(log_g, nu.points)
     if values.dim() < 1 or values.shape[-1] != nu.size:
@@ -52,10 +58,16 @@ class Softmatch(NonlinearKernel):
         check_measure(nu, "nu")
         return _Softmatched(self.potential, nu)
 
+    def __repr__(self) -> str:
+        return f"Softmatch({self.potential!r})"
+
 
 class _Softmatched(Kernel):
     def __init__(self, potential: InteractionPotential, nu: Empirical) -> None:
         self.potential, self.nu = potential, nu
+
+    def __repr__(self) -> str:
+        return f"Softmatch({self.potential!r})({self.nu!r})"
 
     def _at(self, x: Tensor) -> Empirical:
         values = self.potential.log(x, self.nu.points)  # (..., m, n)

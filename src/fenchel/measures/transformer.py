@@ -16,7 +16,7 @@ from fenchel.measures.measure import Function
 
 
 class TransformerKernel(NonlinearKernel):
-    """mu -> T_mu = A_mu F, attention and then a feed-forward map of every token (CLAIMS M-P12).
+    """mu -> T_mu = A_mu F, attention and then a feed-forward map of every token.
 
     With `residual` each of the two is added to its input, and with `norms`, two maps of tokens,
     each is normalised: after the sum, or with `norm_first` before the step. That is the layer as it
@@ -30,6 +30,8 @@ class TransformerKernel(NonlinearKernel):
     tensor([[0.4621],
             [0.6237]])
     """
+
+    # CLAIMS M-P12
 
     def __init__(
         self,
@@ -69,6 +71,12 @@ class TransformerKernel(NonlinearKernel):
     def _sum(self, kernel: Kernel) -> Kernel:
         return Residual(kernel) if self.residual else kernel
 
+    def __repr__(self) -> str:
+        parts = [repr(self.attention), repr(self.feed_forward)]
+        parts += ["residual=True"] if self.residual else []
+        parts += [] if self.norms is None else [f"norms={'before' if self.norm_first else 'after'}"]
+        return f"TransformerKernel({', '.join(parts)})"
+
     @classmethod
     def from_layer(
         cls, layer: nn.TransformerEncoderLayer, *, residual: bool = True, norm: bool = True
@@ -84,23 +92,30 @@ class TransformerKernel(NonlinearKernel):
                 "build others of TransformerKernel(attention, feed_forward)"
             )
         check_settled(layer)
-        activation: Function = layer.activation
-
-        def feed_forward(x: Tensor) -> Tensor:
-            hidden: Tensor = layer.linear2(activation(layer.linear1(x)))
-            return hidden
-
         return cls(
             MultiHeadKernel.from_module(layer.self_attn),
-            feed_forward,
+            TokenFeedForward(layer),
             residual=residual,
             norms=(layer.norm1, layer.norm2) if norm else None,
             norm_first=norm and layer.norm_first,
         )
 
 
+class TokenFeedForward(nn.Module):
+    """The second half of a layer, with the layer's own parameters."""
+
+    def __init__(self, layer: nn.TransformerEncoderLayer) -> None:
+        super().__init__()
+        self.linear1, self.linear2 = layer.linear1, layer.linear2
+        self.activation: Function = layer.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.linear2(self.activation(self.linear1(x)))
+        return hidden
+
+
 def flow(mu: Empirical, kernels: Iterable[Kernel | NonlinearKernel]) -> list[Empirical]:
-    """mu and the measures after each layer: mu_{l+1} = mu_l @ K_l(mu_l) (CLAIMS M-FLOW).
+    """mu and the measures after each layer: mu_{l+1} = mu_l @ K_l(mu_l).
 
     A layer is a kernel, or a map from measures to kernels, which gets the measure before it.
 
@@ -111,6 +126,7 @@ def flow(mu: Empirical, kernels: Iterable[Kernel | NonlinearKernel]) -> list[Emp
     >>> [round(float(nu.covariance), 4) for nu in measures]  # tokens draw together
     [0.25, 0.0534, 0.0006]
     """
+    # CLAIMS M-FLOW
     measures = [mu]
     for kernel in kernels:
         now = measures[-1]

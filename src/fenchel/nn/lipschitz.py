@@ -166,6 +166,10 @@ class LipschitzAttention(Module):
     constant: > 0.
     form: `GaussianForm()`, or `DotForm(radius)`.
     bias: whether the output has one; it changes no constant.
+
+    It takes one tensor and returns one, unlike torch.nn.MultiheadAttention: queries, keys and
+    values are all of x. Inputs are in the dtype of the weights, or autocast is on. The state dict
+    holds the constant, the heads and the radius too, and loads into a layer with the same only.
     """
 
     def __init__(
@@ -186,14 +190,17 @@ class LipschitzAttention(Module):
         self.bias = Parameter(torch.zeros(embed_dim)) if bias else None
         xavier_uniform_(self.output)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, *others: object) -> Tensor:
         """(batch, n, embed_dim) -> the same shape.
 
         key_padding_mask: bool (batch, n), True = **ignored**: such tokens give no keys and their
             outputs are zero, so a padded sequence gives what it gives alone. The constant holds
             with any mask: it is that of the number of tokens that are left.
+        others: refused.
         """
+        _check_alone(key_padding_mask, others)
         check_input(x, self.embed_dim)
+        check_dtype(x, self.output)
         check_mask(key_padding_mask, x)
         dtype = working_dtype(x, self.output)
         with full_precision(x):
@@ -236,6 +243,14 @@ class LipschitzAttention(Module):
         sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
         return f"{sizes}, constant={self.constant:g}, form={self.form}"
 
+    def get_extra_state(self) -> Tensor:
+        """What the weights do not say, as numbers: a tensor, so that any format can hold it."""
+        radius = self.form.radius if isinstance(self.form, DotForm) else math.inf
+        return as_numbers(self.constant, self.num_heads, radius)
+
+    def set_extra_state(self, state: object) -> None:
+        check_numbers(self, state, ("constant", "num_heads", "radius (inf for GaussianForm)"))
+
     def _scale(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, float]:
         """(factor for each count, the largest constant among them)"""
         bounds = self.heads.bound(self.output.to(dtype), counts)
@@ -265,6 +280,8 @@ class LipschitzFeedForward(Module):
     embed_dim, hidden: widths; hidden is 4 embed_dim if None.
     constant: > 0; the output is divided by what |W_2| |W_1| has in excess of it.
     activation: `Tanh()` if None, `ReLU()`, `Sigmoid()` or `Identity()`: no slope above one.
+
+    The state dict holds constant and activation too, and loads into a layer with the same only.
     """
 
     def __init__(
@@ -296,6 +313,7 @@ class LipschitzFeedForward(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, n, embed_dim) -> the same shape."""
         check_input(x, self.embed_dim)
+        check_dtype(x, self.inner)
         dtype = working_dtype(x, self.inner)
         with full_precision(x):
             made = self.now(dtype)(x.to(dtype))
@@ -320,6 +338,15 @@ class LipschitzFeedForward(Module):
     def extra_repr(self) -> str:
         hidden = len(self.inner)
         return f"embed_dim={self.embed_dim}, hidden={hidden}, constant={self.constant:g}"
+
+    def get_extra_state(self) -> Tensor:
+        """What the weights do not say, as numbers."""
+        kind = [isinstance(self.activation, known) for known in _SLOPE_ONE].index(True)
+        return as_numbers(self.constant, kind)
+
+    def set_extra_state(self, state: object) -> None:
+        names = ", ".join(f"{k} {known.__name__}" for k, known in enumerate(_SLOPE_ONE))
+        check_numbers(self, state, ("constant", f"activation ({names})"))
 
     def _scale(self, dtype: torch.dtype) -> tuple[Tensor, float]:
         bound = feed_forward_bound(self.inner.to(dtype), self.outer.to(dtype))
@@ -349,7 +376,48 @@ def _averaged(scores: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
     return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
 
 
+# ---- what a state dict holds beside the weights
+
+
+def as_numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def check_numbers(layer: Module, state: object, names: Sequence[str]) -> None:
+    """Refuse the state of a layer that is another function of the same weights."""
+    own = layer.get_extra_state()
+    if not isinstance(state, Tensor) or state.shape != own.shape:
+        raise ValueError(f"the extra state of {type(layer).__name__} must be {own}, got {state!r}")
+    # a state dict may have been cast as a whole
+    slack = torch.finfo(state.dtype).eps if state.is_floating_point() else 0.0
+    for name, mine, theirs in zip(names, own.tolist(), state.tolist(), strict=True):
+        if mine != theirs and not abs(mine - theirs) <= slack * abs(mine):
+            raise ValueError(
+                f"these weights are of a {type(layer).__name__} with {name} {theirs:g}, this one "
+                f"has {mine:g}: it would be another function; build the layer with the value of "
+                "the weights, and load into that"
+            )
+
+
 # ---- checks
+
+
+def check_dtype(x: Tensor, weight: Tensor, name: str = "x") -> None:
+    """As torch's own layers do: one dtype, unless autocast chooses."""
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{name} is {x.dtype} and the layer's weights are {weight.dtype}; bring both to one "
+            f"dtype, with layer.to({x.dtype}) or {name}.to({weight.dtype})"
+        )
+
+
+def _check_alone(mask: object, others: tuple[object, ...]) -> None:
+    """Refuse (query, key, value)."""
+    if others or (isinstance(mask, Tensor) and mask.is_floating_point() and mask.dim() == 3):
+        raise TypeError(
+            "LipschitzAttention is self-attention and takes one tensor: use layer(x), or layer(x, "
+            f"key_padding_mask), instead of {2 + len(others)} tensors such as query, key and value"
+        )
 
 
 def _check_positive(value: object, name: str) -> float:

@@ -3,9 +3,10 @@
     X = T(X) + U,    T = feed-forward after self-attention, both with certified constants.
 
 If the constant of T is below one there is exactly one, whatever the start (Banach), and how far an
-iterate is from it is known. Without U it would be the same for all inputs, with all tokens equal
-(CLAIMS M-P26, M-R27): the input must enter every step.
+iterate is from it is known. Without U it would be the same for all inputs, with all tokens
+equal: the input must enter every step.
 """
+# CLAIMS M-P26, M-R27
 
 from __future__ import annotations
 
@@ -26,8 +27,11 @@ from fenchel.certificates.modules import Bounded, mix, mixed_bound
 from fenchel.nn.lipschitz import (
     LipschitzAttention,
     LipschitzFeedForward,
+    as_numbers,
+    check_dtype,
     check_input,
     check_mask,
+    check_numbers,
     working_dtype,
 )
 from fenchel.solution import Status
@@ -102,7 +106,7 @@ class FixedPoint:
         proved."""
         if not self.unique:
             return torch.full_like(self.residual, math.inf)
-        return self.residual / (1 - self.constant)
+        return where(self.residual.isfinite(), self.residual / (1 - self.constant), math.inf)
 
 
 class UniversalTransformer(Module):
@@ -156,7 +160,7 @@ class UniversalTransformer(Module):
 
         key_padding_mask: bool (batch, n), True = **ignored**: zero in the result.
         """
-        given = _check_operands(u, start, key_padding_mask, self.attention.embed_dim)
+        given = _check_operands(u, start, key_padding_mask, self.attention.output)
         dtype = working_dtype(given, self.attention.output)
         with full_precision(given):
             block = self._block(given.shape[1], key_padding_mask, dtype)
@@ -190,6 +194,13 @@ class UniversalTransformer(Module):
 
     def extra_repr(self) -> str:
         return f"mixing={self.mixing:g}, solver={self.solver}"
+
+    def get_extra_state(self) -> Tensor:
+        """What the weights do not say, as numbers; the solver may be another."""
+        return as_numbers(self.mixing)
+
+    def set_extra_state(self, state: object) -> None:
+        check_numbers(self, state, ("mixing",))
 
     def _block(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> Bounded:
         """T with the present weights."""
@@ -350,7 +361,7 @@ def _check_block(attention: object, feedforward: object, mixing: object) -> None
 
 
 def _check_operands(
-    u: Tensor | None, start: Tensor | None, mask: Tensor | None, width: int
+    u: Tensor | None, start: Tensor | None, mask: Tensor | None, weight: Tensor
 ) -> Tensor:
     """The one that says shape and dtype."""
     given = start if u is None else u
@@ -358,9 +369,12 @@ def _check_operands(
         raise ValueError("give u, the input of every step, or a start for an iteration without one")
     for name, x in (("u", u), ("start", start)):
         if x is not None:
-            check_input(x, width, name)
-            if x.shape != given.shape:
-                shapes = f"{tuple(x.shape)} and {tuple(given.shape)}"
-                raise ValueError(f"u and start must have the same shape, got {shapes}")
+            check_input(x, len(weight), name)
+            check_dtype(x, weight, name)
+    if u is not None and start is not None and u.shape != start.shape:
+        raise ValueError(
+            f"u and start must have the same shape, got u {tuple(u.shape)} and start "
+            f"{tuple(start.shape)}"
+        )
     check_mask(mask, given)
     return given
