@@ -66,3 +66,11 @@ def test_help_shows_an_example(command):
     made = run(command, "--help")
     assert made.exit_code == 0
     assert f"fenchel study {command}" in " ".join(made.output.split())
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": {"tri'])
+def test_a_damaged_file_is_named(few, tmp_path, content):
+    (tmp_path / "study_attack.json").write_text(content)
+    made = run("attack", "--trials", 40, "--out", tmp_path)
+    assert made.exit_code == 2
+    assert "is damaged" in " ".join(made.output.replace("│", " ").split())

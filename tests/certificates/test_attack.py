@@ -120,8 +120,9 @@ def test_an_infinite_bound_holds_and_says_nothing():
     assert (found.ratio, found.holds, found.trials) == (0.0, True, 500)
 
 
-def test_a_bound_that_is_no_number_does_not_hold():
-    assert not attack(line(lambda x: x, math.nan), 100).holds
+def test_a_bound_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="must be a number >= 0"):
+        line(lambda x: x, math.nan)
 
 
 def test_some_nan_is_no_trial_and_does_not_hide_the_rest():

@@ -104,7 +104,7 @@ def test_both_tsallis_bounds_exceed_every_response(alpha):
         made = torch.einsum("bn,ne,bnd->bed", s, values, keys - mean.unsqueeze(1))
         top = float(torch.linalg.matrix_norm(made, 2).max())
         pairs = n ** (alpha - 1) * (distances(values) * distances(keys)).max() / 4
-        scatter = float(_scatter_bound(keys, values, alpha))
+        scatter = float(_scatter_bound(keys, values, alpha, 1.0))
         assert top <= float(pairs) * (1 + 1e-12)
         assert top <= scatter * (1 + 1e-12)
         assert float(query_bound(keys, values, fl.Tsallis(alpha))) == pytest.approx(

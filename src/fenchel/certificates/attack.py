@@ -58,6 +58,11 @@ def attack(
     (True, 1.0)
     """
     check_whole(budget, "budget", 1)
+    if not isinstance(certificate, Certificate):
+        raise TypeError(f"certificate must be a Certificate, got {type(certificate).__name__}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        kind = type(generator).__name__
+        raise TypeError(f"generator must be a torch.Generator, got {kind}; use manual_seed")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     run = _Run(certificate, budget)
     trials = certificate.trials

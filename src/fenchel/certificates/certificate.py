@@ -87,6 +87,13 @@ class Certificate:
     assumptions: tuple[str, ...]
     trials: Trials
 
+    def __post_init__(self) -> None:
+        if not self.bound >= 0:
+            raise ValueError(
+                f"the bound of {self.name} must be a number >= 0, got {self.bound}; where it came "
+                "out as NaN the inputs are too large for float64: scale them down"
+            )
+
     def check(self, *inputs: Tensor) -> Check:
         """One trial of your own: for a map two inputs, x and y."""
         named = self.trials.inputs

@@ -68,14 +68,14 @@ def potential_bounds(potential: InteractionPotential, space: Space, dim: int) ->
     if isinstance(potential, Dot | ScaledDot):
         temperature = math.sqrt(dim) if potential.temperature is None else potential.temperature
         _check_plain(potential)
-        inner = space.radius**2 * (1 if isinstance(space, Ball) else dim) / temperature
+        inner = space.radius * space.radius * (1 if isinstance(space, Ball) else dim) / temperature
         slope = inner + math.log(space.radius / temperature)
         return PotentialBounds(-inner, inner, slope, slope)
     if isinstance(potential, GaussianPotential):
         _check_plain(potential)
         across = 2 * space.radius * (1 if isinstance(space, Ball) else math.sqrt(dim))
         slope = 0.5 * math.log(2 / (math.e * potential.temperature))
-        return PotentialBounds(-(across**2) / potential.temperature, 0.0, slope, slope)
+        return PotentialBounds(-(across * across) / potential.temperature, 0.0, slope, slope)
     raise TypeError(
         f"bounds are known for Dot, ScaledDot and GaussianPotential, got {type(potential).__name__}"
         "; give `bounds=PotentialBounds(...)` for a potential of your own"
@@ -217,6 +217,8 @@ def neighbourhood(setting: Setting, value: Tensor | None = None) -> Certificate:
 def _attention(setting: Setting, value: Tensor | None) -> tuple[AttentionKernel, float]:
     """The kernel, and the lookup's Lipschitz constant in the l1 norm."""
     value = torch.eye(setting.dim, dtype=torch.float64) if value is None else value.double()
+    if not bool(value.isfinite().all()):
+        raise ValueError("value must be finite; it holds NaN or infinity")
     if value.dim() != 2 or value.shape[1] != setting.dim:
         raise ValueError(f"value must be (e, {setting.dim}), got {tuple(value.shape)}")
     return AttentionKernel(setting.potential, lookup=Lookup(value)), float(value.abs().sum(0).max())

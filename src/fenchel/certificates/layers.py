@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import LayerNorm, MultiheadAttention, TransformerEncoderLayer
 from torch.nn import functional as F
 
+from fenchel._numerics import check_whole
 from fenchel.certificates.certificate import Certificate, MapTrials, as_maps, compose, image_shape
 from fenchel.certificates.domain import Ball, Domain, Everywhere
 from fenchel.certificates.self_attention import (
@@ -34,6 +36,14 @@ from fenchel.certificates.self_attention import (
 # The largest slope of each: x Phi(x) at sqrt(2), x sigmoid(x) at 2.3994.
 _GELU = 0.5 * (1 + math.erf(1)) + math.exp(-1) / math.sqrt(math.pi)
 _SLOPES = {"relu": 1.0, "gelu": _GELU, "silu": 1.099839320128867, "tanh": 1.0, "identity": 1.0}
+
+_ACTIVATIONS: dict[str, tuple[tuple[object, ...], type]] = {
+    "relu": ((F.relu, torch.relu), torch.nn.ReLU),
+    "gelu": ((F.gelu,), torch.nn.GELU),
+    "silu": ((F.silu,), torch.nn.SiLU),
+    "tanh": ((F.tanh, torch.tanh), torch.nn.Tanh),
+    "identity": ((), torch.nn.Identity),
+}
 
 
 def token_map(
@@ -52,6 +62,10 @@ def token_map(
     """
     if not callable(function):
         raise TypeError(f"function must be callable, got {type(function).__name__}")
+    if not isinstance(domain, Domain):
+        raise TypeError(f"domain must be Everywhere(), Ball(radius) or Box(radius), got {domain!r}")
+    for size in shape:
+        check_whole(size, "tokens and d", 1)
     check_norm(norm)
     unit = domain.radius if not isinstance(domain, Everywhere) else 1.0
     trials = MapTrials(function, torch.Size(shape), domain, norm, unit, reach=reach)
@@ -72,7 +86,8 @@ def feed_forward_lipschitz(
 
     activation: relu, gelu, silu, tanh or identity, each zero at zero.
     """
-    if activation not in _SLOPES:
+    _check_chain(matrices)
+    if not isinstance(activation, str) or activation not in _SLOPES:
         raise ValueError(f"activation must be one of {', '.join(_SLOPES)}; got {activation!r}")
     act = (lambda x: x) if activation == "identity" else getattr(F, activation, torch.tanh)
     slope = _SLOPES[activation]
@@ -92,11 +107,25 @@ def feed_forward_lipschitz(
     return token_map("feed-forward", bound, function, shape, domain, reach=reach, norm=norm)
 
 
+def _check_chain(matrices: Sequence[Tensor]) -> None:
+    if not matrices:
+        raise ValueError("matrices must not be empty")
+    for before, after in pairwise(matrices):
+        if after.shape[1] != before.shape[0]:
+            shapes = f"{tuple(before.shape)}, then {tuple(after.shape)}"
+            raise ValueError(f"matrices do not fit: {shapes}")
+    if not all(bool(matrix.isfinite().all()) for matrix in matrices):
+        raise ValueError("matrices must be finite; they hold NaN or infinity")
+
+
 def layer_norm_lipschitz(
     norm_layer: LayerNorm, tokens: int, domain: Domain, *, norm: Norm = 2.0
 ) -> Certificate:
     """max|weight| / sqrt(eps), whatever comes in; no output is longer than sqrt(d) max|weight| +
     |bias|."""
+    if len(norm_layer.normalized_shape) != 1:
+        shape = tuple(norm_layer.normalized_shape)
+        raise ValueError(f"only a norm over one axis can be certified, got {shape}")
     (width,) = norm_layer.normalized_shape
     weight = torch.ones(width) if norm_layer.weight is None else norm_layer.weight.detach()
     bias = None if norm_layer.bias is None else norm_layer.bias.detach()
@@ -149,15 +178,15 @@ def encoder_layer_lipschitz(
     given: Domain = Everywhere() if radius is None else Ball(float(radius))
     if layer.norm_first:
         inner = layer_norm_lipschitz(layer.norm1, tokens, given, norm=norm)
-        seen = _reach(inner)
+        seen = _ball(_reach(inner)).radius
         first = residual(compose(inner, _attention(layer.self_attn, tokens, seen, norm)))
         middle = _reached(first)
         inner = layer_norm_lipschitz(layer.norm2, tokens, middle, norm=norm)
-        forward = _feed_forward(layer, tokens, Ball(_reach(inner)), norm)
+        forward = _feed_forward(layer, tokens, _ball(_reach(inner)), norm)
         return compose(first, residual(compose(inner, forward)))
     first = residual(_attention(layer.self_attn, tokens, radius, norm))
     first = compose(first, layer_norm_lipschitz(layer.norm1, tokens, _reached(first), norm=norm))
-    second = residual(_feed_forward(layer, tokens, Ball(_reach(first)), norm))
+    second = residual(_feed_forward(layer, tokens, _ball(_reach(first)), norm))
     last = layer_norm_lipschitz(layer.norm2, tokens, _reached(second), norm=norm)
     return compose(compose(first, second), last)
 
@@ -232,10 +261,11 @@ def _feed_forward(
 
 def _activation(layer: TransformerEncoderLayer) -> str:
     given = layer.activation
-    name = getattr(given, "__name__", type(given).__name__).lower()
-    if name not in _SLOPES or getattr(given, "approximate", "none") != "none":
-        raise ValueError(f"activation must be one of {', '.join(_SLOPES)}; got {given!r}")
-    return name
+    for name, (functions, module) in _ACTIVATIONS.items():
+        exact = getattr(given, "approximate", "none") == "none"
+        if any(given is known for known in functions) or (type(given) is module and exact):
+            return name
+    raise ValueError(f"activation must be torch's {', '.join(_SLOPES)}; got {given!r}")
 
 
 def _radius(domain: Domain) -> float:
@@ -249,4 +279,9 @@ def _reach(certificate: Certificate) -> float:
 
 def _reached(certificate: Certificate) -> Domain:
     reach = _reach(certificate)
-    return Ball(reach) if 0 < reach < math.inf else Everywhere()
+    return _ball(reach) if reach < math.inf else Everywhere()
+
+
+def _ball(reach: float) -> Ball:
+    """Of what a map may give; a map that gives zero alone has no radius."""
+    return Ball(max(reach, 1e-12))

@@ -83,19 +83,22 @@ class _Products:
     """J b and J' a, as flat vectors."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> None:
-        self.function, self.x, self.count = function, x, 0
+        self.function, self.x, self.count, self.unit = function, x, 0, 1.0
         made, self.pull = torch.func.vjp(function, x)  # type: ignore[misc]
         self.shape = made.shape
 
     def forward(self, b: Tensor) -> Tensor:
         self.count += 1
         image: Tensor = torch.func.jvp(self.function, (self.x,), (b.view_as(self.x),))[1]
-        return image.flatten()
+        if self.count == 1:  # in units of the first image, squares stay in range
+            largest = float(image.abs().max()) if image.numel() else 0.0
+            self.unit = 2.0 ** math.frexp(largest)[1] if 0 < largest < math.inf else 1.0
+        return image.flatten() / self.unit
 
     def backward(self, a: Tensor) -> Tensor:
         self.count += 1
         pulled: Tensor = self.pull(a.reshape(self.shape))[0]
-        return pulled.flatten()
+        return pulled.flatten() / self.unit
 
 
 def _bidiagonalised(
@@ -125,7 +128,8 @@ def _bidiagonalised(
     if diagonal[-1] == 0:  # the image is exhausted: B is exact, with its last column
         _, singular, vh = _decomposed(diagonal, above)
         value, error, direction = float(singular[0]), 0.0, torch.stack(right, 1) @ vh[0].to(x)
-    return Local(value, error, products.count, direction.view_as(x))
+    unit = products.unit
+    return Local(unit * value, unit * error, products.count, direction.view_as(x))
 
 
 def _decomposed(diagonal: list[float], above: list[float]) -> tuple[Tensor, Tensor, Tensor]:

@@ -103,18 +103,23 @@ def move_bound(
     radius: of new values.
     """
     weights, values = weights.double(), values.double()
+    size = values.abs().amax((-2, -1)).clamp_min(radius)
+    unit = torch.where(size > 0, size / size.frexp().mantissa, 1.0)  # squares stay in range
+    values, most = values / unit[..., None, None], min(most, 1e250)
     heavy = _heaviest(weights, values)
     about = values - heavy.unsqueeze(-2)  # or else the distance of a token with all weight cancels
     output = (weights.unsqueeze(-2) @ about).squeeze(-2)
     away = (about - output.unsqueeze(-2)).norm(dim=-1)
     pull = weights * away
-    new = radius + (output + heavy).norm(dim=-1) if most > 0 else torch.zeros_like(output[..., 0])
+    new = torch.zeros_like(unit)
+    if most > 0:
+        new = radius / unit + (output + heavy).norm(dim=-1)
     bound = torch.zeros_like(output[..., 0])
     for mass in {0.0, most}:
         bound = torch.maximum(bound, _dinkelbach(weights, pull, new, gone, mass))
     hull = torch.maximum(away.amax(-1), new)
     # all weight may have gone: what is left decides, wherever it is
-    return torch.minimum(bound, hull)
+    return unit * torch.minimum(bound, hull)
 
 
 def _dinkelbach(weights: Tensor, pull: Tensor, new: Tensor, gone: int, mass: float) -> Tensor:
@@ -205,7 +210,7 @@ def _prepared(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         check_tensor(x, name)
         if not x.is_floating_point() or not bool(x.isfinite().all()):
             raise ValueError(f"{name} must be floating point and finite; leave masked tokens out")
-    if scores.dim() != 1 or values.dim() != 2 or len(scores) != len(values) or not len(scores):
+    if scores.dim() != 1 or values.dim() != 2 or len(scores) != len(values) or 0 in values.shape:
         shapes = f"{tuple(scores.shape)} and {tuple(values.shape)}"
         raise ValueError(f"scores must be (n) and values (n, e), not empty, got {shapes}")
     return scores.detach().double().softmax(-1), values.detach().double()

@@ -111,18 +111,21 @@ def query_bound(
     """
     regularizer = Shannon() if regularizer is None else regularizer
     alpha, temperature = _parameters(regularizer)
-    if norm not in DUAL:
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or norm not in DUAL:
         raise ValueError(f"norm must be 1, 2 or inf, got {norm!r}")
+    for name, x in (("keys", keys), ("values", values)):
+        _check_vectors(name, x)
     if keys.shape[:-1] != values.shape[:-1]:
         shapes = f"{tuple(keys.shape)} and {tuple(values.shape)}"
         raise ValueError(f"keys (..., n, d) and values (..., n, e) do not fit: {shapes}")
     keys, values = keys.to(torch.float64), values.to(torch.float64)
-    pairs = distances(values, norm) * distances(keys, DUAL[norm])
+    # the temperature first: it often undoes the size of the keys
+    pairs = distances(values, norm) * (distances(keys, DUAL[norm]) / temperature)
     n = keys.shape[-2]
-    bound = n ** (alpha - 1) * pairs.flatten(-2).amax(-1) / 4
+    bound: Tensor = n ** (alpha - 1) * pairs.flatten(-2).amax(-1) / 4
     if alpha > 1 and norm == 2:
-        bound = torch.minimum(bound, _scatter_bound(keys, values, alpha))
-    return torch.div(bound, temperature)
+        bound = torch.minimum(bound, _scatter_bound(keys, values, alpha, temperature))
+    return bound
 
 
 def distances(x: Tensor, norm: float = 2.0) -> Tensor:
@@ -134,18 +137,21 @@ def distances(x: Tensor, norm: float = 2.0) -> Tensor:
     return apart * unit
 
 
-def _scatter_bound(keys: Tensor, values: Tensor, alpha: float) -> Tensor:
+def _scatter_bound(keys: Tensor, values: Tensor, alpha: float, temperature: float) -> Tensor:
     """(2), for the best t of a grid. (...)"""
     about = [x - x.mean(-2, keepdim=True) for x in (values, keys)]
-    sizes = [x.square().sum((-2, -1), keepdim=True).sqrt().clamp_min(1e-300) for x in about]
-    value, key = (x / size for x, size in zip(about, sizes, strict=True))
+    units = [x.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300) for x in about]
+    scaled = [x / unit for x, unit in zip(about, units, strict=True)]  # squares stay in range
+    norms = [x.square().sum((-2, -1), keepdim=True).sqrt().clamp_min(1e-300) for x in scaled]
+    value, key = (x / size for x, size in zip(scaled, norms, strict=True))
     best = torch.full(keys.shape[:-2], math.inf, dtype=torch.float64, device=keys.device)
     for share in _SHARES.tolist():
         z = torch.cat([value * share**0.5, key * share**-0.5], -1)  # centred already
         largest = z.square().sum(-1).amax(-1)
         spread = torch.linalg.matrix_norm(z, 2).square()
         best = torch.minimum(best, spread ** (alpha - 1) * largest ** (2 - alpha) / 2)
-    return best * (sizes[0] * sizes[1])[..., 0, 0]
+    sizes = units[0] * norms[0] * (units[1] / temperature * norms[1])
+    return best * sizes[..., 0, 0]
 
 
 def _near(keys: Tensor, values: Tensor, regularizer: Regularizer, ball: Ball) -> float:
@@ -181,14 +187,21 @@ def _parameters(regularizer: Regularizer) -> tuple[float, float]:
     return float(alpha), float(temperature)
 
 
+def _check_vectors(name: str, x: object) -> None:
+    check_tensor(x, name)
+    assert isinstance(x, Tensor)
+    if x.dim() < 2 or 0 in x.shape[-2:] or not x.is_floating_point():
+        shown = f"{x.dtype} of shape {tuple(x.shape)}"
+        raise ValueError(f"{name} must be (n, d), floating point, not empty; got {shown}")
+    if not bool(x.isfinite().all()):
+        raise ValueError(f"{name} must be finite; they hold NaN or infinity")
+
+
 def _checked(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     for name, x in (("keys", keys), ("values", values)):
-        check_tensor(x, name)
-        if x.dim() != 2 or 0 in x.shape or not x.is_floating_point():
-            shown = f"{x.dtype} of shape {tuple(x.shape)}"
-            raise ValueError(f"{name} must be (n, d), floating point, not empty; got {shown}")
-        if not bool(x.isfinite().all()):
-            raise ValueError(f"{name} must be finite; they hold NaN or infinity")
+        _check_vectors(name, x)
+        if x.dim() != 2:
+            raise ValueError(f"{name} must be (n, d), got {tuple(x.shape)}; query_bound takes many")
     if len(keys) != len(values):
         raise ValueError(f"one value a key is needed, got {len(keys)} keys, {len(values)} values")
     return keys.detach().to(torch.float64), values.detach().to(torch.float64)
@@ -206,6 +219,8 @@ def _ball(
     if norm != 2 or not isinstance(regularizer, Shannon):
         raise ValueError("a ball of queries is for Shannon and norm 2; leave out around and radius")
     check_tensor(around, "around")
+    if not bool(around.isfinite().all()):
+        raise ValueError("around must be finite; it holds NaN or infinity")
     if around.shape != keys.shape[1:]:
         shapes = f"({keys.shape[1]},), got {tuple(around.shape)}"
         raise ValueError(f"around must be one query, {shapes}")

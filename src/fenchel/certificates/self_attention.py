@@ -93,7 +93,7 @@ class Head:
             pull += float((self.key.mT.double() @ self.query_bias.double()).norm())
         reach = pull / self.temperature * radius  # g R
         often = tokens / (1 + (tokens - 1) * math.exp(-2 * reach)) if norm == 2 else 1.0
-        own = spectral(form) * radius**2 / self.temperature
+        own = spectral(form) * radius * radius / self.temperature
         return spectral(self.value) * (math.sqrt(often) * math.hypot(1, reach) + own)
 
     def output(self, x: Tensor) -> Tensor:
@@ -205,6 +205,8 @@ def gaussian_constant(tokens: int, norm: Norm = 2.0) -> float:
     """Of z -> softmax(-|z_i - z_j|^2 / tau) z, on all of R^d, for any tau."""
     check_whole(tokens, "tokens", 1)
     check_norm(norm)
+    if tokens > 2**53:
+        raise ValueError("tokens must be at most 2^53")
     most, pair = lambert((tokens - 1) / math.e), lambert(1 / math.e)
     if norm == "tokens":
         return 1 + 4 * most

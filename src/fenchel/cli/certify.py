@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ def certificates(
         with progress_bar(TaskProgressColumn()) as progress:
             task = progress.add_task("loading", total=1.0)
             loaded, tokenizer = lens.load(model)
-            encoded = lens.encode(tokenizer, [text.read_text(encoding="utf-8")])
+            encoded = lens.encode(tokenizer, [_read(text)])
             inputs = {name: value[:, :tokens] for name, value in encoded.items()}
             found = stability(
                 loaded,
@@ -56,6 +57,16 @@ def certificates(
     typer.echo(path)
     title = f"{document['model']}, {found.tokens} tokens of {text.name}"
     typer.echo(picture.save(found, out / "study_certificates.svg", title))
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text in UTF-8") from None
+    if not text.strip():
+        raise ValueError(f"{path} holds no text")
+    return text
 
 
 def attack(
@@ -95,9 +106,9 @@ def attack(
                 make, count, seed=seed, tell=lambda done: progress.advance(task, done)
             )
             document["certificates"].append(stood.as_json())
-            path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            _keep(document, path)
     document["printed"] = document["printed"] or _printed(seed)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _keep(document, path)
     warning = _warning(document)
     tell({"warning": warning}, _listings(document), None)
     typer.echo(path)
@@ -108,15 +119,31 @@ def attack(
 def _kept(path: Path, settings: dict[str, int]) -> dict[str, Any]:
     """What an earlier run with the same settings left."""
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found.get("settings") != settings:
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            whole = {"settings", "certificates", "printed"} <= found.keys()
+        except (ValueError, AttributeError):  # cut short, or not ours
+            whole = False
+        if not whole:
             raise typer.BadParameter(
-                f"{path} holds a run with other settings, {found.get('settings')}; give them, or "
+                f"{path} is damaged; move it away, and what it held is run again",
+                param_hint="--out",
+            )
+        if found["settings"] != settings:
+            raise typer.BadParameter(
+                f"{path} holds a run with other settings, {found['settings']}; give them, or "
                 "another folder",
                 param_hint="--out",
             )
         return found
     return {"settings": settings, "certificates": [], "printed": []}
+
+
+def _keep(document: dict[str, Any], path: Path) -> None:
+    """Whole or not at all: hours of work are in it."""
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, path)
 
 
 def _printed(seed: int) -> list[dict[str, Any]]:

@@ -60,7 +60,8 @@ class Stability:
     @property
     def tightness(self) -> Tensor:
         """certified / observed (layer, head): at least one, at most so far from the truth."""
-        return self.bound / self.attacked
+        nothing = (self.bound == 0) & (self.attacked == 0)  # all values alike
+        return torch.where(nothing, 1.0, self.bound / self.attacked)
 
     def as_json(self) -> dict[str, Any]:
         names = ("bound", "attacked", "diameters", "local", "paper")
@@ -94,6 +95,8 @@ def stability(
     """
     check_whole(budget, "budget", 1)
     layers = list(seen(model, inputs, attention))
+    if layers[0].keys.shape[1] < 2:
+        raise ValueError("inputs must have at least two tokens: with one, no output can move")
     rows: list[list[tuple[float, ...]]] = []
     for layer in layers:
         rows.append([])
@@ -170,15 +173,17 @@ def printed_log10(queries: Tensor, keys: Tensor, values: Tensor, temperature: fl
     """log10 of d^(3/2) |l|_Lip 2 Lx diam / eps, the set being no more than these queries and keys.
 
     Lx, the slope of exp(<x, k> / temperature) in x for the l1 distance, is taken from its gradient.
+    -inf where keys or values are all alike.
     """
     scores = queries @ keys.mT / temperature
     both = torch.cat([queries, keys])
     apart = torch.cdist(keys, keys, 1.0)
     steep = torch.cdist(values, values, 1.0)[apart > 0] / apart[apart > 0]
-    slope = math.log(float(keys.abs().max()) / temperature) + float(scores.max())
-    natural = 1.5 * math.log(keys.shape[1]) + math.log(2) + slope - float(scores.min())
-    natural += math.log(float(torch.cdist(both, both, 1.0).max()))
-    natural += math.log(float(steep.max())) if steep.numel() else 0.0
+    factors = [float(keys.abs().max()) / temperature, float(torch.cdist(both, both, 1.0).max())]
+    factors += [2 * keys.shape[1] ** 1.5, float(steep.max()) if steep.numel() else 0.0]
+    if min(factors) <= 0:
+        return -math.inf
+    natural = sum(map(math.log, factors)) + float(scores.max() - scores.min())
     return natural / math.log(10)
 
 
@@ -203,5 +208,8 @@ def _by_head(one: Attention, x: Tensor) -> Tensor:
     return by_head.transpose(0, 1)
 
 
-def _rounded(table: Tensor) -> list[list[float]]:
-    return [[float(f"{x:.6g}") for x in row] for row in table.tolist()]
+def _rounded(table: Tensor) -> list[list[float | None]]:
+    """To six digits; None for what JSON has no number for."""
+    return [
+        [float(f"{x:.6g}") if math.isfinite(x) else None for x in row] for row in table.tolist()
+    ]
