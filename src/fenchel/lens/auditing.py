@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._numerics import check_whole
 from fenchel.lens.capture import Call, watch
 from fenchel.lens.estimation import deviation
 from fenchel.lens.recognise import FAMILIES, Kind
+from fenchel.lens.store import Store
+from fenchel.lens.table import Audit
 from fenchel.lens.tallies import (
     Counted,
     Tallies,
@@ -160,14 +163,63 @@ def _decoder_inputs(
     if targets is None:
         with torch.no_grad():
             made = model.generate(**inputs, max_new_tokens=wanted.generated, do_sample=False)
-        ids = made[:, :-1] if made.shape[1] > 1 else made
+        labels, start = made[:, 1:], made[:, :1]
+        real = (labels != tokenizer.pad_token_id).long()
     else:
-        labels = encode(tokenizer, targets)
-        ids = model.prepare_decoder_input_ids_from_labels(labels["input_ids"])
-    end = tokenizer.pad_token_id
-    real = torch.ones_like(ids)
-    real[:, 1:] = (ids[:, 1:] != end).long()  # the first is the start, whatever its number
-    return {"decoder_input_ids": ids, "decoder_attention_mask": real}
+        encoded = encode(tokenizer, targets)
+        labels, real = encoded["input_ids"], encoded["attention_mask"]
+        start = torch.full_like(labels[:, :1], _start(model, tokenizer))
+    # a query counts if what follows it does
+    return {
+        "decoder_input_ids": torch.cat([start, labels[:, :-1]], 1),
+        "decoder_attention_mask": real,
+    }
 
 
-Advance = Callable[[int], object]
+def _start(model: Any, tokenizer: Any) -> int:
+    for config in (getattr(model, "generation_config", None), model.config):
+        found = getattr(config, "decoder_start_token_id", None)
+        if found is not None:
+            return int(found)
+    return int(tokenizer.pad_token_id)
+
+
+def audit(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    wanted: Wanted | None = None,
+    targets: Sequence[str] | None = None,
+    chunk: int = 16,
+    store: Store | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> Audit:
+    """Every head of the model over the texts, chunk by chunk.
+
+    >>> model, tokenizer = lens.load("build/models/minilm")
+    >>> lens.audit(model, tokenizer, sentences).rows()[0]
+
+    chunk: texts of a chunk, the unit of work: the result depends on it (by rounding) and on nothing
+        else. store: where chunks are kept, opened; those that are there already are not run again.
+    advance: called with the number of texts after each chunk.
+    """
+    check_whole(chunk, "chunk", 1)
+    if not texts:
+        raise ValueError("texts must not be empty")
+    if targets is not None and len(targets) != len(texts):
+        raise ValueError(f"one target a text is needed, got {len(targets)} for {len(texts)}")
+    wanted = Wanted() if wanted is None else wanted
+    total: Tallies = {}
+    for number, start in enumerate(range(0, len(texts), chunk)):
+        part = slice(start, start + chunk)
+        made = None if store is None else store.load(number)
+        if made is None:
+            own = None if targets is None else targets[part]
+            made = chunk_tallies(model, tokenizer, texts[part], wanted, own)
+            if store is not None:
+                store.save(number, made)
+        total = added(total, made)
+        if advance is not None:
+            advance(len(texts[part]))
+    return Audit(total)

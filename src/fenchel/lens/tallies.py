@@ -39,7 +39,7 @@ def added(total: Tallies, more: Mapping[str, Tensor]) -> Tallies:
     for name, value in more.items():
         if name not in joined:
             joined[name] = value
-        elif name.startswith("largest_"):
+        elif name.rpartition("/")[2].startswith("largest_"):
             joined[name] = torch.maximum(joined[name], value)
         else:
             joined[name] = joined[name] + value
@@ -79,7 +79,7 @@ def weight_tallies(counted: Counted) -> Tallies:
         "entropy_share": counted.total(share),
         "entropy_share_histogram": counted.histogram(share),
         "effective_support": counted.total(entropy.exp()),
-        "largest_weight_histogram": counted.histogram(p.amax(-1)),
+        "top_weight_histogram": counted.histogram(p.amax(-1)),
         "mass_first": counted.total(_at(p, _first(counted.asked.real))),
         "mass_special": counted.total((p * counted.asked.special[:, None, None]).sum(-1)),
         "agreement": _agreement(counted),
