@@ -398,3 +398,13 @@ def test_options_out_of_range_are_refused(options):
     mu = cloud(3, 2)
     with pytest.raises(ValueError, match=next(iter(options))):
         entropic_wasserstein1(mu, mu, **options)
+
+
+def test_bounds_say_whether_they_came_near_enough():
+    near, far = cloud(2, 40, 2, seed=38), cloud(2, 40, 2, seed=39)
+    far = Cloud(far.points + torch.tensor([0.0, 9.0]).reshape(2, 1, 1), far.weights)
+    found = entropic_wasserstein1(near, far, max_steps=40)
+    assert found.converged.tolist() == [False, True]
+    assert torch.equal(found.converged, found.error <= 0.01 * found.upper)
+    assert found.steps == 40
+    assert entropic_wasserstein1(near, far, tolerance=0.5).converged.all()

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from fenchel.measures import Affine, Deterministic, Gaussian, Lookup
+from fenchel.measures import (
+    Affine,
+    Deterministic,
+    Gaussian,
+    Gaussians,
+    Lookup,
+    MomentProjection,
+    Residual,
+)
 
 from .draws import F64, close, generator, normal
 
@@ -60,7 +68,7 @@ def test_linear_modules_are_affine():
     layer = torch.nn.Linear(2, 3).double()
     g = draw(2)
     assert close((g @ Lookup(layer)).mean, layer(g.mean), 1e-15)
-    with pytest.raises(TypeError, match=r"not affine.*sample"):
+    with pytest.raises(TypeError, match=r"not known to be affine.*sample"):
         g @ Lookup(torch.nn.Sequential(layer, torch.nn.Tanh()))
 
 
@@ -71,6 +79,19 @@ def test_affine_maps_compose_with_their_offsets():
     assert close(whole(x), second(first(x)), 1e-14)
     bare = Deterministic(first) @ Deterministic(second.matrix)
     assert close(bare.affine()(x), first(x) @ second.matrix.mT, 1e-14)
+
+
+def test_residuals_and_means_of_affine_maps_are_affine():
+    g, matrix, offset = draw(2), normal(2, 2), normal(2, seed=5)
+    step = Deterministic(Affine(matrix, offset))
+    whole = torch.eye(2, dtype=matrix.dtype) + matrix
+    for kernel in (Residual(step), MomentProjection()(Residual(step))):
+        moved = g @ kernel
+        assert close(moved.mean, whole @ g.mean + offset, 1e-14)
+        assert close(moved.covariance, whole @ g.covariance @ whole.mT, 1e-14)
+    x = normal(3, 2, seed=6)
+    assert close(Residual(step).affine()(x), Residual(step).at(x).mean, 1e-14)
+    assert MomentProjection(family=Gaussians())(step).affine() is None
 
 
 def test_convolution_adds():  # CLAIMS M-D13

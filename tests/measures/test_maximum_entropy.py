@@ -146,6 +146,7 @@ def test_features_that_depend_on_each_other():
     off = p @ values + torch.tensor([0.0, 0.0, 1e-6, 0.0], dtype=F64)
     lost = maximum_entropy(nu, values, off)
     assert lost.status == INFEASIBLE
+    assert lost.divergence == torch.inf
     assert (values @ lost.multiplier < off @ lost.multiplier).all()
 
 
@@ -258,3 +259,4 @@ def test_a_single_point_has_no_choice():
     nu = Empirical(torch.tensor([[2.0]], dtype=F64))
     found = maximum_entropy(nu, identity, torch.tensor([[2.0], [2.1]], dtype=F64))
     assert found.status.tolist() == [OK, INFEASIBLE]
+    assert found.divergence.isinf().tolist() == [False, True]

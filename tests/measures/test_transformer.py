@@ -160,3 +160,46 @@ def test_bad_layers_are_refused():
         TransformerKernel(A, torch.tanh, norm_first=True)
     with pytest.raises(ValueError, match="two maps, got 1"):
         TransformerKernel(A, torch.tanh, norms=(torch.tanh,))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_layer_of_another_dtype_says_so(norm_first):
+    T = TransformerKernel.from_layer(layer(norm_first).float())
+    with pytest.raises(
+        TypeError, match=r"points are torch.float64 and .* is torch.float32; .*\.to\("
+    ):
+        flow(Empirical(normal(5, 8)), [T])
+    bare = TransformerKernel(AttentionKernel(Dot()), layer().float().linear1)
+    with pytest.raises(TypeError, match=r"the Linear is torch\.float32"):
+        flow(Empirical(normal(5, 8)), [bare])
+
+
+def test_another_error_of_a_map_stays_what_it_is():
+    def broken(x):
+        raise RuntimeError("no such device")
+
+    with pytest.raises(RuntimeError, match="no such device"):
+        Deterministic(broken).at(normal(5, 8))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Deterministic(torch.nn.Linear(3, 2, dtype=F64)).at(normal(5, 8))
+
+
+def test_short_representations():
+    net = layer()
+    T = TransformerKernel.from_layer(net)
+    wanted = "TransformerKernel(MultiHeadKernel(4 heads), Deterministic(TokenFeedForward), "
+    assert repr(T) == wanted + "residual=True, norms=after)"
+    A = AttentionKernel(Dot(2.0, query=normal(3, 8)), normal(2, 8))
+    assert (
+        repr(A)
+        == "AttentionKernel(Dot(temperature=2, query=Affine(8 -> 3)), Lookup(Affine(8 -> 2)))"
+    )
+    mu = Empirical(normal(5, 8))
+    for made in (
+        A(mu),
+        T(mu),
+        T.attention(mu),
+        Deterministic(torch.tanh) @ Deterministic(torch.sin),
+    ):
+        assert " object at 0x" not in repr(made)
+        assert "_" not in repr(made)  # no private names

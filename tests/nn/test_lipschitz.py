@@ -275,6 +275,46 @@ def test_state_and_copies(form):
     assert f"constant=1, form={form}" in repr(layer)
 
 
+def test_the_state_of_another_function_is_refused():
+    def refused(saved, layer, message):
+        with pytest.raises(ValueError, match=message):
+            layer.load_state_dict(saved.state_dict())
+
+    dot = LipschitzAttention(8, 2, 0.9, form=DotForm(2.0))
+    refused(
+        dot, LipschitzAttention(8, 2, 0.5, form=DotForm(2.0)), r"constant = 0\.9, this one has 0\.5"
+    )
+    refused(dot, LipschitzAttention(8, 4, 0.9, form=DotForm(2.0)), "num_heads = 2, this one has 4")
+    refused(dot, LipschitzAttention(8, 2, 0.9, form=DotForm(3.0)), r"radius .* = 2, this one has 3")
+    slope = torch.nn.ReLU()
+    refused(
+        LipschitzFeedForward(8), LipschitzFeedForward(8, activation=slope), r"activation \(0 Ident"
+    )
+    refused(
+        LipschitzFeedForward(8), LipschitzFeedForward(8, constant=2.0), "constant = 1, this one"
+    )
+    gaussian = LipschitzAttention(8, 2, 0.9)
+    gaussian.load_state_dict(LipschitzAttention(8, 2, 0.9, form=GaussianForm(3.0)).state_dict())
+    with pytest.raises(ValueError, match=r"radius .* = 2, this one has inf"):
+        gaussian.set_extra_state(dot.get_extra_state().bfloat16())
+    cast = {name: value.bfloat16() for name, value in gaussian.state_dict().items()}
+    LipschitzAttention(8, 2, 0.9).load_state_dict(cast)  # 0.9 in half precision
+    with pytest.raises(ValueError, match=r"extra state of LipschitzAttention must be like"):
+        gaussian.set_extra_state({"constant": 0.9})
+
+
+def test_dtypes_are_those_of_torch_layers():
+    layer, x = LipschitzAttention(8, 2), torch.zeros(1, 3, 8)
+    forward = LipschitzFeedForward(8)
+    for refuses in (layer, forward):
+        with pytest.raises(
+            TypeError, match=r"x is torch.float64 .* are torch.float32; .*x\.to\(torch.fl"
+        ):
+            refuses(x.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x.bfloat16()).dtype == torch.bfloat16
+
+
 def test_messages():
     with pytest.raises(ValueError, match="constant must be a finite number > 0, got 0"):
         LipschitzAttention(8, 2, 0)
@@ -291,6 +331,10 @@ def test_messages():
         layer(torch.zeros(3, 8))
     with pytest.raises(ValueError, match="key_padding_mask must be bool, True = ignored"):
         layer(torch.zeros(1, 3, 8), torch.zeros(1, 3))
+    x = torch.zeros(1, 3, 8)
+    for tensors in ((x, x, x), (x, x)):
+        with pytest.raises(TypeError, match=rf"use layer\(x\).* instead of {len(tensors)} tensors"):
+            layer(*tensors)
     with pytest.raises(ValueError, match="tokens must be >= 1, got 0"):
         layer.certificate(0)
 

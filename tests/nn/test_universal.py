@@ -172,6 +172,8 @@ def test_sequences_do_not_know_of_each_other(memory):
     u[1, 2, 3] = math.nan
     mixed = layer.solve(u)
     assert mixed.status.tolist() == [Status.OK, Status.NONFINITE, Status.OK]
+    assert mixed.error.isinf().tolist() == [False, True, False]
+    assert not mixed.error.isnan().any()
     assert mixed.points[1].isnan().all()
     assert torch.equal(mixed.points[::2], together.points[::2])
 
@@ -324,6 +326,13 @@ def test_messages():
     layer = UniversalTransformer(attention, feedforward)
     with pytest.raises(ValueError, match="give u, the input of every step, or a start"):
         layer.solve(None)
+    with pytest.raises(TypeError, match=r"start is torch.float64 and the layer's weights"):
+        layer.solve(torch.zeros(1, 2, WIDTH), start=torch.zeros(1, 2, WIDTH, dtype=torch.float64))
+    half = UniversalTransformer(attention, feedforward, mixing=0.5)
+    with pytest.raises(ValueError, match=r"mixing = 0\.5, this one has 1"):
+        layer.load_state_dict(half.state_dict())
+    with pytest.raises(ValueError, match=r"same shape, got u \(4, 2, 6\) and start \(3, 2, 6\)"):
+        layer.solve(torch.zeros(4, 2, WIDTH), start=torch.zeros(3, 2, WIDTH))
     with pytest.raises(ValueError, match="u and start must have the same shape"):
         layer.solve(torch.zeros(1, 2, WIDTH), torch.zeros(1, 3, WIDTH))
     with pytest.raises(ValueError, match=r"start must be floating point \(batch, n, 6\)"):

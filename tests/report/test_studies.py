@@ -1,5 +1,8 @@
 """Pictures and tables of studies, from documents made by hand."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from fenchel.report import studies as picture
@@ -110,11 +113,39 @@ def test_robustness_shows_bound_and_truth(figure):
 
 
 def test_robustness_table_and_words():
-    (listing,) = picture.listings(robustness())
-    assert listing.rows[0] == ["90 %", "1", "2", "4", "4", "0.75", "14 / 5"]
+    listing, logs = picture.listings(robustness())
+    assert listing.rows[0] == ["90 %", "1", "2", "4", "4", "0.75"]
+    assert logs.rows[0] == ["90 %", "14", "5"]
     found = picture.findings(robustness())
     assert found[0] == "0 of 1440 draws moved the outputs further than their bound"
     assert found[-1] == "so"
+
+
+def test_table_and_picture_name_the_same_layer(figure):
+    where = "layer 3 (--layer 2)"
+    assert where in picture.listings(robustness())[0].title
+    assert where in figure(robustness()).get_suptitle()
+
+
+def test_depth_gives_colours_one_meaning_and_hides_no_curve(figure):
+    document = depth()
+    for layer, entry in enumerate(document["stacks"][2]["layers"]):
+        entry["distance_to_start"] = mean(1e-9**layer)
+    of_model, spread, distance = figure(document).axes
+    assert not {line.get_color() for line in of_model.lines} & {
+        line.get_color() for line in spread.lines
+    }
+    assert all(ax.get_ylabel() for ax in (of_model, spread, distance))
+    assert [text.get_text() for text in distance.texts] == ["c1:\nbelow, 1e-18 at layer 2"]
+
+
+@pytest.mark.parametrize("document", ["robustness", "depth", "negation"])
+def test_tables_fit_eighty_columns(document):
+    path = Path(__file__).parents[2] / "results" / f"study_{document}.json"
+    for listing in picture.listings(json.loads(path.read_text())):
+        columns = zip(listing.header, *listing.rows, strict=True)
+        assert sum(3 + max(map(len, column)) for column in columns) + 1 <= 80
+        assert len(listing.title) <= 80
 
 
 @pytest.mark.parametrize("model", [True, False])
@@ -135,20 +166,27 @@ def test_negation_shows_every_condition(figure):
     assert lines(first)["with a neutral word"] == [5.0] * 3
     assert len(second.lines) == 5  # one source, not, never, hedges, and the line at one
     assert [patch.get_width() for patch in third.patches] == [7.0, 6.0, 5.0, 4.0, 3.0, 2.0]
+    named = [label.get_text() for label in third.get_yticklabels()]
+    assert named[0] == "other relation (5)"
+    assert named[-1] == "not (5)"
 
 
 def test_negation_tables_and_words():
-    layers, sources = picture.listings(negation())
-    assert layers.rows[0] == ["0", "2", "3", "4", "5", "6", "7", "1.7 (1.53 to 1.87)"]
-    assert sources.rows[1][:3] == ["TREx", "5", "1.7 (1.53 to 1.87)"]
+    layers, ratios, sources = picture.listings(negation())
+    assert layers.rows[0] == ["0", "2", "3", "4", "5", "6", "7"]
+    assert ratios.rows[0] == ["0", "1.7 (1.53–1.87)", *["2 (1.8–2.2)"] * 2]
+    assert sources.rows[1][:4] == ["TREx", "5", "5", "1.7 (1.53–1.87)"]
     found = picture.findings(negation())
     assert "98.70 % of the pairs" in found[2]
+    assert "over all 5 negations" in found[2]
+    assert "each relation counted once 1.5 (1.35 to 1.65)" in found[0]
 
 
 def test_negation_without_any_not(figure):
     figure(negation(bare=True))
-    layers, _ = picture.listings(negation(bare=True))
-    assert layers.rows[0] == ["0", "–", "–", "–", "–", "6", "7", "–"]
+    layers, ratios, _ = picture.listings(negation(bare=True))
+    assert layers.rows[0] == ["0", "–", "–", "–", "–", "6", "7"]
+    assert ratios.rows[0] == ["0", "–", "–", "–"]
 
 
 @pytest.mark.parametrize("document", [robustness(), depth(), negation()])

@@ -28,6 +28,7 @@ TITLES = (
     "Attention",
     "Continuous attention",
     "Attention as estimation",
+    "How far an output can move",
 )
 
 

@@ -36,7 +36,7 @@ def study_robustness(
         typer.Option(exists=True, dir_okay=False, help="A sentence a line; .tsv: first column."),
     ],
     out: _Out,
-    layer: Annotated[int, typer.Option(min=0, help="From 0.")] = 2,
+    layer: Annotated[int, typer.Option(min=0, help="From 0: 2 is the third.")] = 2,
     count: Annotated[int, typer.Option("--sentences", min=1, help="From the start.")] = 100,
     draws: Annotated[int, typer.Option(min=1, help="Choices of keys, a sentence and share.")] = 20,
     seed: _Seed = 0,

@@ -55,8 +55,8 @@ class MultiHeadKernel(NonlinearKernel):
     That is sum_h outputs_h(head_h(x)) + bias, concatenation and projection in one.
 
     heads: H kernels such as AttentionKernel, each not yet given its measure.
-    outputs: H matrices (d, d'), or linear maps: head h gives points of R^d', its map takes them to R^d;
-        the blocks of columns of a torch.nn.MultiheadAttention's out_proj.weight.
+    outputs: H matrices (d, d'), or linear maps, from a head's R^d' to the model's R^d: the blocks
+        of columns of a torch.nn.MultiheadAttention's out_proj.weight.
     bias: (d,), added once.
     """
 

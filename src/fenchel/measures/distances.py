@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, has, readable, where
+from fenchel.measures.norms import between
 
 Norm = float | Callable[[Tensor, Tensor], Tensor]
 _Array = NDArray[np.float64]
@@ -139,11 +140,14 @@ class Pair:
                     f"norm(x, y) must return costs of shape (..., {shape[-2]}, {shape[-1]}), "
                     f"got {tuple(cost.shape)}"
                 )
+            if not _fits(cost.shape[:-2], self.batch):
+                raise ValueError(
+                    f"norm(x, y) must return costs with leading axes that broadcast to those of the"
+                    f" measures, {tuple(self.batch)}, got {tuple(cost.shape)}"
+                )
             cost = cost.to(self.a.dtype)
-        else:  # from differences: products would lose half of the digits
-            cost = torch.cdist(
-                self.x, self.y, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist"
-            )
+        else:
+            cost = between(self.x, self.y, float(self.norm))
         if not _finite(cost):
             raise ValueError("the costs between the points are not all finite; scale the points")
         return cost.expand(shape)
@@ -181,6 +185,13 @@ def _broadcast(*leading: torch.Size) -> torch.Size:
         shown = ", ".join(str(tuple(shape)) for shape in leading)
         raise ValueError(f"leading axes of the measures must broadcast, got {shown}") from None
     return shape
+
+
+def _fits(leading: torch.Size, batch: torch.Size) -> bool:
+    """Whether `leading` expands to the batch."""
+    late = batch[len(batch) - len(leading) :]
+    fits = all(size in (1, wanted) for size, wanted in zip(leading, late, strict=False))
+    return len(leading) <= len(batch) and fits
 
 
 def _check_norm(norm: object) -> None:
@@ -228,7 +239,7 @@ def _normalised(weights: Tensor, name: str, dtype: torch.dtype) -> tuple[Tensor,
     alike = n > 1 and weights.stride(-1) == 0  # one number, expanded: nothing to add up
     total = weights[..., :1] if alike else weights.sum(-1, keepdim=True)
     least, greatest = -math.inf, math.inf
-    if readable(weights):
+    if readable(weights) and weights.numel():
         least, greatest = _edges(total if alike else weights)
         if not least >= 0:  # nan, too
             raise ValueError(f"{name}.weights must be finite and >= 0")
@@ -258,20 +269,29 @@ def _on_the_line(pair: Pair) -> Tensor:
         apart = x.sort(-1).values - y.sort(-1).values
         return apart.abs().mean(-1).expand(pair.batch)
     a, b, x, y = (part.expand(*pair.batch, -1) for part in (pair.a, pair.b, x, y))
-    if not pair.positive:
-        x, y = _with_mass(x, a), _with_mass(y, b)
-    points, order = torch.cat([x, y], -1).sort(-1)  # (..., n + m)
-    difference = torch.cat([a, -b], -1).gather(-1, order).cumsum(-1)  # F - G from a point on
-    value = (difference[..., :-1].abs() * points.diff(dim=-1)).sum(-1)
+    value = _area(x, y, a, b) if pair.positive else _area(_with_mass(x, a), _with_mass(y, b), a, b)
+    if not pair.positive and _moving(a, b):
+        # but the slope in a weight that is zero is that of its atom where it is
+        there = _area(x, y, a, b)
+        value = value.detach() + (there - there.detach())
     if x.shape[-1] != y.shape[-1] or not has(same := (x == y).all(-1)):
         return value
     return where(~(same & (a == b).all(-1)), value, 0.0)  # sums could differ by rounding
 
 
+def _moving(*weights: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(part.requires_grad for part in weights)
+
+
+def _area(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """int |F - G|, all with the whole batch in front."""
+    points, order = torch.cat([x, y], -1).sort(-1)  # (..., n + m)
+    difference = torch.cat([a, -b], -1).gather(-1, order).cumsum(-1)  # F - G from a point on
+    return (difference[..., :-1].abs() * points.diff(dim=-1)).sum(-1)
+
+
 def _with_mass(points: Tensor, weights: Tensor) -> Tensor:
     """Atoms without mass go to the heaviest: left far away they multiply the sums' rounding."""
-    if weights.requires_grad:
-        return points
     heaviest = points.gather(-1, weights.argmax(-1, keepdim=True))
     return torch.where(weights > 0, points, heaviest)
 
@@ -287,13 +307,14 @@ def _solved(pair: Pair, cost: Tensor, *, certified: bool) -> tuple[Tensor, Tenso
             "leading axes serve in place of vmap"
         )
     *batch, n, m = cost.shape
-    costs = cost.detach().cpu().numpy().reshape(-1, n, m)
+    count = math.prod(batch)
+    costs = cost.detach().cpu().numpy().reshape(count, n, m)
     a, b = (
-        weights.detach().expand(*batch, -1).cpu().numpy().reshape(-1, size)
+        weights.detach().expand(*batch, -1).cpu().numpy().reshape(count, size)
         for weights, size in ((pair.a, n), (pair.b, m))
     )
     plan, f, g = np.zeros_like(costs), np.zeros_like(a), np.zeros_like(b)
-    for k in range(len(costs)):
+    for k in range(count):
         _solve_one(costs[k], a[k], b[k], (plan[k], f[k], g[k]), certified)
     found = (torch.from_numpy(part).to(cost) for part in (plan, f, g))
     shapes = ((n, m), (n,), (m,))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fenchel._numerics import check_tensor, has, where
 from fenchel.measures.gaussian import Gaussian
-from fenchel.measures.measure import Function, Measure, average, check_points, values_of
+from fenchel.measures.measure import Function, Measure, average, check_offset, check_points, valued
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +98,19 @@ class Empirical(Measure):
 
     def expectation(self, function: Function) -> Tensor:
         """E[function]: (...) for a function (..., n, d) -> (..., n), (..., e) for (..., n, e)."""
-        values = values_of(function, self.points)
-        if values.dim() < self.points.dim():
-            return self._expanded(average(self.weights, values.unsqueeze(-1))).squeeze(-1)
-        return self._expanded(average(self.weights, values))
+        return self.averages(function)[0]
+
+    def averages(self, function: Function) -> tuple[Tensor, bool]:
+        """E[function], and whether the function gives vectors."""
+        values, vectors = valued(function, self.points)
+        _check_values(values, self.weights)
+        if vectors:
+            return self._expanded(average(self.weights, values)), True
+        return self._expanded(average(self.weights, values.unsqueeze(-1))).squeeze(-1), False
 
     def _expanded(self, value: Tensor, size: int = -1) -> Tensor:
-        return value.expand(*self.batch_shape, size)
+        lead = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        return value.expand(*lead, size)
 
     def rows(self) -> Tensor:
         """The weights with every batch axis in full, (..., n); a view."""
@@ -113,6 +119,7 @@ class Empirical(Measure):
     # ---- what can be made of it
 
     def translate(self, offset: Tensor) -> Empirical:
+        check_offset(offset)
         _check_same_dim(self.dim, offset.shape[-1], "offset")
         return Empirical._made(self.points + offset.unsqueeze(-2), self.weights)
 
@@ -250,6 +257,16 @@ def _mass_at(points: Tensor, measure: Empirical) -> Tensor:
     """What the measure gives to each of the points, (..., n)."""
     same = coincide(points.detach(), measure.points.detach()).to(measure.weights.dtype)
     return (same @ measure.weights.unsqueeze(-1)).squeeze(-1)
+
+
+def _check_values(values: Tensor, weights: Tensor) -> None:
+    """Of a function whose expectation is asked for."""
+    if values.dtype != weights.dtype and not torch.is_autocast_enabled(values.device.type):
+        hint = " gives the probability of a condition" if values.dtype == torch.bool else ""
+        raise TypeError(
+            f"the function gives {values.dtype} and the measure is {weights.dtype}; nothing is cast"
+            f" on the way: .to({weights.dtype}) on what the function returns{hint}"
+        )
 
 
 def _check_same_dim(own: int, other: int, name: str) -> None:

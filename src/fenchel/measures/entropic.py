@@ -103,7 +103,9 @@ class _State:
     cost: Tensor
     a: Tensor
     b: Tensor
-    scale: Tensor  # (...)
+    scale: Tensor  # (...): the mean cost
+    # (...) each, of regularisations: costs divided by less overflow, and are lost beside more
+    edges: tuple[Tensor, Tensor]
     eps: Tensor  # (..., 1): the last regularisation
     f: Tensor
     g: Tensor
@@ -115,11 +117,16 @@ class _State:
         mean = _row_sums(cost.abs(), b).mul(a).sum(-1)
         scale = torch.where(mean > 0, mean, 1.0)
         eps = scale.unsqueeze(-1)
-        return cls(cost, a, b, scale, eps, torch.zeros_like(a), torch.zeros_like(b))
+        most = cost.abs().amax((-2, -1))
+        tiny = torch.finfo(cost.dtype).tiny
+        edges = tuple((share * most).clamp_min(tiny) for share in (1e-250, 1e6))
+        return cls(
+            cost, a, b, scale, (edges[0], edges[1]), eps, torch.zeros_like(a), torch.zeros_like(b)
+        )
 
     def advance(self, share: float, steps: int) -> None:
         """One step in logarithms, which cannot overflow; the others with the kernel it leaves."""
-        eps = self.eps = (share * self.scale).unsqueeze(-1)
+        eps = self.eps = torch.clamp(share * self.scale, *self.edges).unsqueeze(-1)
         log_a, log_b = self.a.log(), self.b.log()
         scores = -self.cost / eps.unsqueeze(-1)
         self.f = -eps * torch.logsumexp(scores + (self.g / eps + log_b).unsqueeze(-2), -1)
@@ -148,8 +155,10 @@ class _State:
     def upper(self) -> Tensor:
         """Scale rows, then columns, down to their margins, and spread evenly what is missing."""
         exponent = (self.f.unsqueeze(-1) + self.g.unsqueeze(-2)).sub_(self.cost)
-        plan = exponent.div_(self.eps.unsqueeze(-1)).exp_()
-        plan.mul_(self.a.unsqueeze(-1)).mul_(self.b.unsqueeze(-2))
+        exponent.div_(self.eps.unsqueeze(-1))
+        # with the masses: without, what is infinite where there is none would be NaN with them
+        exponent.add_(self.a.log().unsqueeze(-1)).add_(self.b.log().unsqueeze(-2))
+        plan = exponent.clamp_max_(0.0).exp_()  # no plan has more than one; any plan will do
         plan.mul_(_shrink(self.a, plan.sum(-1)).unsqueeze(-1))
         plan.mul_(_shrink(self.b, plan.sum(-2)).unsqueeze(-2))
         left = (self.a - plan.sum(-1)).clamp_min(0)

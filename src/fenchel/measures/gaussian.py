@@ -11,7 +11,7 @@ from torch import Tensor
 from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian as Density
-from fenchel.measures.measure import Function, Measure, check_points
+from fenchel.measures.measure import Function, Measure, check_offset, check_points
 
 if TYPE_CHECKING:
     from fenchel.measures.empirical import Empirical
@@ -117,6 +117,11 @@ class Gaussian(Measure):
     # ---- what can be made of it
 
     def translate(self, offset: Tensor) -> Gaussian:
+        check_offset(offset)
+        if offset.shape[-1] != self.dim:
+            raise ValueError(
+                f"offset lives in dimension {offset.shape[-1]}, the measure in {self.dim}"
+            )
         return Gaussian._made(self._mean + offset, self._covariance)
 
     def push(self, matrix: Tensor, offset: Tensor | None = None) -> Gaussian:
@@ -158,6 +163,8 @@ def _check_covariance(covariance: object, mean: Tensor) -> None:
     check_points(covariance, "covariance", axes=0)
     assert isinstance(covariance, Tensor)
     d = mean.shape[-1]
+    if d == 0:
+        raise ValueError(f"a Gaussian needs a dimension, got a mean {tuple(mean.shape)}")
     if covariance.shape[-2:] != (d, d):
         raise ValueError(
             f"covariance must be (..., {d}, {d}), got {tuple(covariance.shape)}; of variances use "

@@ -68,7 +68,7 @@ class Kernel(ABC):
                 f"a kernel acts on functions and composes with kernels, got {type(other).__name__};"
                 " for a matrix use Deterministic(matrix)"
             )
-        return lambda x: self.at(x).expectation(other)
+        return Applied(self, other)
 
     @overload
     def __rmatmul__(self, measure: Empirical) -> Empirical: ...
@@ -86,6 +86,45 @@ class Kernel(ABC):
         moved = discrete(carried(row, self))
         points = moved.points if moved.points.dim() == 2 else moved.points.squeeze(-3)
         return Empirical._made(points, moved.weights.squeeze(-2))
+
+
+class Applied:
+    """K @ f: x -> E f(Y) for Y of law K(x, .), (..., m, d) -> (..., m) or (..., m, e).
+
+    The kernel's own batch axes may stand in front of those of x.
+    """
+
+    def __init__(self, kernel: Kernel, function: Function) -> None:
+        self.kernel, self.function = kernel, function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.valued(x)[0]
+
+    def valued(self, x: Tensor) -> tuple[Tensor, bool]:
+        """The values, and whether they are vectors: with more axes than x has, no shape says so."""
+        found = self.kernel.at(x)
+        measure = found.quadrature() if isinstance(found, Gaussian) else discrete(found)
+        inner = self.function
+        return measure.averages(_ByRows(inner) if isinstance(inner, Applied) else inner)
+
+    def __repr__(self) -> str:
+        return f"{self.kernel!r} @ {map_name(self.function)}"
+
+
+class _ByRows:
+    """K @ f on points (..., m, n, d) of m measures, which go in as (..., m n, d): as in `carried`,
+    the kernel's own batch axes never meet the axis m."""
+
+    def __init__(self, function: Applied) -> None:
+        self.function = function
+
+    def __call__(self, points: Tensor) -> Tensor:
+        return self.valued(points)[0]
+
+    def valued(self, points: Tensor) -> tuple[Tensor, bool]:
+        points = points if points.dim() > 2 else points.unsqueeze(0)
+        values, vectors = self.function.valued(points.flatten(-3, -2))
+        return values.unflatten(-2 if vectors else -1, points.shape[-3:-1]), vectors
 
 
 class NonlinearKernel(ABC):
@@ -238,7 +277,8 @@ def carried(first: Measure, kernel: Kernel) -> Measure:
     points = first.points if first.points.dim() > 2 else first.points.unsqueeze(0)
     rows, n = points.shape[-3], first.size  # rows: 1 where the m measures share their points
     if n == 1 and rows == first.batch_shape[-1]:
-        return kernel.at(points.squeeze(-2))
+        # points that a whole batch shares are one for each of its measures
+        return kernel.at(points.squeeze(-2).expand(*first.batch_shape, first.dim))
     then = discrete(kernel.at(points.flatten(-3, -2)))
     weights = then.rows().unflatten(-2, (rows, n))  # (..., rows, n, n')
     if then.points.dim() == 2 or (then.points.shape[-3] == 1 and rows * n > 1):

@@ -290,6 +290,10 @@ def _check(values: Tensor, moments: Tensor, nu: Empirical) -> None:
             f"{tuple(values.shape)}; for one feature let k be 1"
         )
     k = values.shape[-1]
+    if k == 0:
+        raise ValueError(
+            f"there must be a feature, got {tuple(values.shape)}; without any, nu itself is nearest"
+        )
     if moments.dim() < 1 or moments.shape[-1] != k or not moments.is_floating_point():
         raise ValueError(
             f"moments must be (..., {k}), one for each feature, floating point, got "

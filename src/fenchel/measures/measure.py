@@ -82,6 +82,29 @@ def average(weights: Tensor, values: Tensor) -> Tensor:
     return (weights.unsqueeze(-2) @ values).squeeze(-2)
 
 
+def check_offset(offset: object) -> None:
+    """Refuse what has no coordinates."""
+    check_tensor(offset, "offset")
+    assert isinstance(offset, Tensor)
+    if offset.dim() < 1:
+        raise ValueError(
+            f"offset must be (..., d), got the number {offset}; use offset.reshape(1) on the line"
+        )
+
+
+def valued(function: Function, points: Tensor) -> tuple[Tensor, bool]:
+    """function(points) and whether it gives vectors.
+
+    A function that says so itself, by a method `valued`, may have more leading axes than points.
+    """
+    itself = getattr(function, "valued", None)
+    if itself is None:
+        values = values_of(function, points)
+        return values, values.dim() == points.dim()
+    found: tuple[Tensor, bool] = itself(points)
+    return found
+
+
 def values_of(function: Function, points: Tensor) -> Tensor:
     """function(points), refused unless there is one value, or one vector, for each point."""
     if not callable(function):

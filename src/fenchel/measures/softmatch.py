@@ -34,6 +34,10 @@ def boltzmann_gibbs(log_g: Tensor | Function, nu: Empirical) -> Empirical:
     values = log_g if isinstance(log_g, Tensor) else values_of(log_g, nu.points)
     if values.dim() < 1 or values.shape[-1] != nu.size:
         raise ValueError(f"log_g must be (..., {nu.size}), got {tuple(values.shape)}")
+    if not values.is_floating_point():
+        raise TypeError(
+            f"log_g must be floating-point, got {values.dtype}; use log_g.to({nu.weights.dtype})"
+        )
     return Empirical._made(nu.points, tilted(nu.weights, values))
 
 

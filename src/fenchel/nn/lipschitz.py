@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,16 +21,16 @@ from fenchel._numerics import check_tensor, check_whole, compute_dtype, full_pre
 from fenchel.certificates.certificate import Certificate
 from fenchel.certificates.modules import (
     Bounded,
-    dot_bound,
     feed_forward_bound,
-    gaussian_bound,
-    into_ball,
     layer_certificate,
+    of_size_one,
     shrinking,
 )
-from fenchel.scores import negative_squared_distance
+from fenchel.nn.extra_state import Numbered, as_numbers, check_numbers
+from fenchel.nn.lipschitz_heads import DotHeads, GaussianHeads, Heads
 
 _SLOPE_ONE = (Identity, ReLU, Sigmoid, Tanh)
+_RANGE = 1e30  # of constants, radii and temperatures, and its inverse
 
 
 # ---- forms of attention
@@ -51,11 +50,11 @@ class GaussianForm:
         if self.temperature is not None:
             _check_positive(self.temperature, "temperature")
 
-    def heads(self, embed_dim: int, num_heads: int) -> _Heads:
+    def heads(self, embed_dim: int, num_heads: int) -> Heads:
         """The module of all heads."""
         size = embed_dim // num_heads
         start = 2 * math.sqrt(size) if self.temperature is None else self.temperature
-        return _GaussianHeads(embed_dim, num_heads, start)
+        return GaussianHeads(embed_dim, num_heads, start)
 
 
 @dataclass(frozen=True)
@@ -68,76 +67,9 @@ class DotForm:
     def __post_init__(self) -> None:
         _check_positive(self.radius, "radius")
 
-    def heads(self, embed_dim: int, num_heads: int) -> _Heads:
+    def heads(self, embed_dim: int, num_heads: int) -> Heads:
         """The module of all heads."""
-        return _DotHeads(embed_dim, num_heads, float(self.radius))
-
-
-class _Heads(Module):
-    """All heads, side by side, before the output matrix."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
-        """(batch, n, d) -> (batch, n, head * size); allowed: bool (batch, 1, n, n)."""
-
-    @abstractmethod
-    def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
-        """With that output matrix, one for each of `tokens`, in its dtype."""
-
-    @abstractmethod
-    def look(self) -> tuple[float, float | None]:
-        """For an attack: size of inputs that matter, and radius of a ball to look into."""
-
-
-class _GaussianHeads(_Heads):
-    def __init__(self, embed_dim: int, num_heads: int, temperature: float) -> None:
-        super().__init__()
-        self.projection = Parameter(torch.empty(embed_dim, embed_dim))
-        self.log_temperature = Parameter(torch.full((num_heads,), math.log(temperature)))
-        xavier_uniform_(self.projection)
-
-    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
-        cold = (-self.log_temperature.to(x.dtype) / 2).exp()
-        z = _by_head(x @ self.projection.to(x.dtype).mT, len(cold))
-        scaled = z * cold[:, None, None]
-        return _averaged(negative_squared_distance(scaled, scaled, 1.0), z, allowed)
-
-    def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
-        return gaussian_bound(self.projection.to(output.dtype), output, tokens)
-
-    def look(self) -> tuple[float, float | None]:
-        with torch.no_grad():
-            parts = self.projection.double().unflatten(0, (len(self.log_temperature), -1))
-            size = torch.linalg.matrix_norm(parts, 2).clamp_min(1e-30)
-            unit = (self.log_temperature.double() / 2 - size.log()).mean().exp()
-        return float(unit), None
-
-
-class _DotHeads(_Heads):
-    def __init__(self, embed_dim: int, num_heads: int, radius: float) -> None:
-        super().__init__()
-        self.num_heads, self.radius = num_heads, radius
-        self.temperature = math.sqrt(embed_dim // num_heads)
-        self.query = Parameter(torch.empty(embed_dim, embed_dim))
-        self.key = Parameter(torch.empty(embed_dim, embed_dim))
-        self.value = Parameter(torch.empty(embed_dim, embed_dim))
-        for matrix in (self.query, self.key, self.value):
-            xavier_uniform_(matrix)
-
-    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
-        x = into_ball(x, self.radius)
-        matrices = (m.to(x.dtype) for m in (self.query, self.key, self.value))
-        query, key, value = (_by_head(x @ m.mT, self.num_heads) for m in matrices)
-        return _averaged(query @ key.mT / self.temperature, value, allowed)
-
-    def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
-        matrices = (m.to(output.dtype) for m in (self.query, self.key, self.value))
-        # (head * m, d) -> (head, m, d)
-        query, key, value = (m.unflatten(0, (self.num_heads, -1)) for m in matrices)
-        return dot_bound(query, key, value, output, self.radius, self.temperature, tokens)
-
-    def look(self) -> tuple[float, float | None]:
-        return self.radius, self.radius
+        return DotHeads(embed_dim, num_heads, float(self.radius))
 
 
 # ---- layers
@@ -146,7 +78,7 @@ class _DotHeads(_Heads):
 _GAUSSIAN = GaussianForm()
 
 
-class LipschitzAttention(Module):
+class LipschitzAttention(Numbered):
     """Self-attention X -> Y with |Y - Y'| <= constant |X - X'| for all sequences of n tokens.
 
     >>> layer = LipschitzAttention(16, 4, constant=0.9)
@@ -252,10 +184,9 @@ class LipschitzAttention(Module):
         check_numbers(self, state, ("constant", "num_heads", "radius (inf for GaussianForm)"))
 
     def _scale(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, float]:
-        """(factor for each count, the largest constant among them)"""
+        """(factor for each count in float64, the largest constant among them)"""
         bounds = self.heads.bound(self.output.to(dtype), counts)
-        largest = float(bounds.detach().max())
-        return shrinking(bounds, self.constant), min(self.constant, largest)
+        return _scale(bounds, self.constant, dtype)
 
     def _mapped(self, x: Tensor, ignored: Tensor | None, scale: Tensor) -> Tensor:
         """(batch, n, d) -> (batch, n, d), in the dtype of x."""
@@ -264,13 +195,15 @@ class LipschitzAttention(Module):
             x = where(~ignored.unsqueeze(-1), x, 0.0)  # where anything may stand
             own = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
             allowed = (~ignored[:, None, None]) | own  # (batch, 1, n, n): no row is empty
-        made: Tensor = self.heads(x, allowed) @ self.output.to(x.dtype).mT * scale
+        joined, size = self.heads(x, allowed)
+        output, unit = of_size_one(self.output)
+        made: Tensor = joined @ output.to(x.dtype).mT * (scale * unit * size).to(x.dtype)
         if self.bias is not None:
             made = made + self.bias.to(x.dtype)
         return made if ignored is None else where(~ignored.unsqueeze(-1), made, 0.0)
 
 
-class LipschitzFeedForward(Module):
+class LipschitzFeedForward(Numbered):
     """W_2 activation(W_1 x + b_1) + b_2 token by token, with |y - y'| <= constant |x - x'|.
 
     >>> layer = LipschitzFeedForward(16, constant=0.5)
@@ -349,54 +282,31 @@ class LipschitzFeedForward(Module):
         check_numbers(self, state, ("constant", f"activation ({names})"))
 
     def _scale(self, dtype: torch.dtype) -> tuple[Tensor, float]:
-        bound = feed_forward_bound(self.inner.to(dtype), self.outer.to(dtype))
-        return shrinking(bound, self.constant), min(self.constant, float(bound.detach()))
+        bound = feed_forward_bound(self.inner, self.outer)
+        return _scale(bound, self.constant, dtype)
 
     def _mapped(self, x: Tensor, scale: Tensor) -> Tensor:
         hidden = self.activation(x @ self.inner.to(x.dtype).mT + self.inner_bias.to(x.dtype))
-        made: Tensor = hidden @ self.outer.to(x.dtype).mT * scale
+        outer, unit = of_size_one(self.outer)
+        made: Tensor = hidden @ outer.to(x.dtype).mT * (scale * unit).to(x.dtype)
         return made + self.outer_bias.to(x.dtype)
+
+
+def _scale(bounds: Tensor, constant: float, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """(factors, the largest constant), of a layer that multiplies by the factors in that dtype."""
+    largest = float(bounds.detach().max())
+    if not math.isfinite(largest):
+        raise ValueError(
+            f"the norms of the layer's weights overflow float64, their bound is {largest}; were "
+            "they to be so large? Lower the learning rate, or scale them"
+        )
+    scale = shrinking(bounds, constant) * (1 - 64 * torch.finfo(dtype).eps)
+    return scale, min(constant, largest)
 
 
 def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     """Of both, float32 at least."""
     return compute_dtype(torch.promote_types(x.dtype, weight.dtype))
-
-
-def _by_head(x: Tensor, heads: int) -> Tensor:
-    """(batch, n, head * size) -> (batch, head, n, size)"""
-    by_head: Tensor = x.unflatten(-1, (heads, -1))
-    return by_head.transpose(1, 2)
-
-
-def _averaged(scores: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
-    """(batch, head, n, n), (batch, head, n, size) -> (batch, n, head * size)"""
-    if allowed is not None:
-        scores = where(allowed, scores, -math.inf)
-    return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
-
-
-# ---- what a state dict holds beside the weights
-
-
-def as_numbers(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def check_numbers(layer: Module, state: object, names: Sequence[str]) -> None:
-    """Refuse the state of a layer that is another function of the same weights."""
-    own = layer.get_extra_state()
-    if not isinstance(state, Tensor) or state.shape != own.shape:
-        raise ValueError(f"the extra state of {type(layer).__name__} must be {own}, got {state!r}")
-    # a state dict may have been cast as a whole
-    slack = torch.finfo(state.dtype).eps if state.is_floating_point() else 0.0
-    for name, mine, theirs in zip(names, own.tolist(), state.tolist(), strict=True):
-        if mine != theirs and not abs(mine - theirs) <= slack * abs(mine):
-            raise ValueError(
-                f"these weights are of a {type(layer).__name__} with {name} {theirs:g}, this one "
-                f"has {mine:g}: it would be another function; build the layer with the value of "
-                "the weights, and load into that"
-            )
 
 
 # ---- checks
@@ -424,6 +334,11 @@ def _check_positive(value: object, name: str) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:  # type: ignore[operator]
         raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
+    if not 1 / _RANGE <= value <= _RANGE:  # type: ignore[operator]
+        raise ValueError(
+            f"{name} must be within {1 / _RANGE:g} and {_RANGE:g}, where float32 has room for what "
+            f"is computed from it, got {value!r}; scale the tokens instead"
+        )
     return float(value)  # type: ignore[arg-type]
 
 

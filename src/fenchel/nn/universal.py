@@ -19,19 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import Module
 
 from fenchel._numerics import check_whole, full_precision, where
 from fenchel.certificates.certificate import Certificate, compose
 from fenchel.certificates.modules import Bounded, mix, mixed_bound
+from fenchel.nn.extra_state import Numbered, as_numbers, check_numbers
 from fenchel.nn.lipschitz import (
     LipschitzAttention,
     LipschitzFeedForward,
-    as_numbers,
     check_dtype,
     check_input,
     check_mask,
-    check_numbers,
     working_dtype,
 )
 from fenchel.solution import Status
@@ -87,6 +85,9 @@ class FixedPoint:
     residual: (batch), |T(X) + U - X|. steps: (batch), evaluations of T. status: (batch), codes of
         `Status`: OK, MAX_STEPS or NONFINITE.
     constant: of T; below one it is certain that there is a fixed point, and only one.
+    rounding: (batch), how far T(X) + U may be from what exact arithmetic gives, for sums of
+        roundings of random sign. cast: (batch), how far the points moved when they were brought to
+        the dtype of U.
     """
 
     points: Tensor
@@ -94,6 +95,8 @@ class FixedPoint:
     steps: Tensor
     status: Tensor
     constant: float
+    rounding: Tensor
+    cast: Tensor
 
     @property
     def unique(self) -> bool:
@@ -102,14 +105,15 @@ class FixedPoint:
 
     @property
     def error(self) -> Tensor:
-        """(batch): the fixed point is no further away, up to rounding; infinite if nothing is
+        """(batch): the fixed point is no further away, rounding included; infinite if nothing is
         proved."""
         if not self.unique:
             return torch.full_like(self.residual, math.inf)
-        return where(self.residual.isfinite(), self.residual / (1 - self.constant), math.inf)
+        error = (self.residual + self.rounding) / (1 - self.constant) + self.cast
+        return where(error.isfinite(), error, math.inf)
 
 
-class UniversalTransformer(Module):
+class UniversalTransformer(Numbered):
     """U -> X with X = T(X) + U, by iteration; derivatives by the implicit function theorem.
 
         T = mixed feed-forward after mixed attention,   mixed f: x -> (1 - mixing) x + mixing f(x)
@@ -176,8 +180,7 @@ class UniversalTransformer(Module):
             moving = (*self.parameters(), points if added is None else added)
             if torch.is_grad_enabled() and any(x.requires_grad for x in moving):
                 points = _attached(step, points, self.solver)
-        points = points.to(given.dtype)
-        return FixedPoint(points, found.residual, found.steps, found.status, block.constant)
+        return self._rounded(points, found, added, given.dtype, block.constant)
 
     def constant(self, tokens: int) -> float:
         """Of T with the present weights, in the l2 norm of a sequence of so many tokens."""
@@ -201,6 +204,27 @@ class UniversalTransformer(Module):
 
     def set_extra_state(self, state: object) -> None:
         check_numbers(self, state, ("mixing",))
+
+    def _rounded(
+        self,
+        points: Tensor,
+        found: Iterate,
+        added: Tensor | None,
+        dtype: torch.dtype,
+        constant: float,
+    ) -> FixedPoint:
+        """In the dtype of the operands, in which points may be less precise, or too large."""
+        made = points.to(dtype)
+        exact = found.points.detach()
+        moved = _size(made.detach().to(exact.dtype) - exact)
+        lost = ~moved.isfinite()
+        status = torch.where(lost, Status.NONFINITE.value, found.status)
+        made = where(~lost.reshape(-1, 1, 1), made, math.nan)
+        # T is a chain of sums, whose roundings grow like the root of their length
+        longest = max(exact.shape[1], *self.feedforward.inner.shape)
+        share = 4 * math.sqrt(longest) * torch.finfo(exact.dtype).eps
+        size = _size(exact) if added is None else _size(exact) + _size(added.detach())
+        return FixedPoint(made, found.residual, found.steps, status, constant, share * size, moved)
 
     def _block(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> Bounded:
         """T with the present weights."""
@@ -336,6 +360,12 @@ def _attached(step: Step, points: Tensor, solver: Iteration) -> Tensor:
 
     made: Tensor = _Implicit.apply(image, points, pull, solver)  # type: ignore[no-untyped-call]
     return made
+
+
+def _size(x: Tensor) -> Tensor:
+    """(batch, ...) -> (batch)"""
+    size: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=-1)
+    return size
 
 
 def _without(x: Tensor, ignored: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from fenchel.bench.tables import Listing
 from fenchel.report import draw
 
 _FLOOR = 1e-17  # below it is rounding
+_LOW = 0.01  # of W1 to layer 0: what is near the bounds stays above
 _PLAIN = [base * 10.0**power for power in range(-4, 5) for base in (1, 2, 5)]
 _Document = dict[str, Any]
 _Paint = Callable[[Figure], None]
@@ -72,9 +73,11 @@ def _headline(canvas: Figure, text: str) -> None:
     canvas.suptitle(text, x=0.01, ha="left", fontsize=9, linespacing=1.5)
 
 
-def _below(canvas: Figure, ax: Axes, columns: int) -> None:
+def _below(canvas: Figure, ax: Axes, columns: int, *, right: bool = False) -> None:
+    """One legend for several panels. right: those at the right."""
     handles, labels = ax.get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=columns, labelcolor=draw.INK)
+    place: Any = "outside lower right" if right else "outside lower center"
+    canvas.legend(handles, labels, loc=place, ncols=columns, labelcolor=draw.INK)
 
 
 # ---- robustness
@@ -87,7 +90,7 @@ def _robustness(document: _Document) -> tuple[_Paint, tuple[float, float]]:
     def paint(canvas: Figure) -> None:
         _headline(
             canvas,
-            f"{document['model']}, layer {document['layer'] + 1}: keys left out at random, "
+            f"{document['model']}, {_layer(document)}: keys left out at random, "
             f"{document['heads']} heads, {document['sentences']} sentences, "
             f"{document['draws']} draws\nmedian over heads and sentences; shaded: 5 % to 95 %",
         )
@@ -116,31 +119,44 @@ def _robustness(document: _Document) -> tuple[_Paint, tuple[float, float]]:
 
 
 def _robustness_listing(document: _Document) -> list[Listing]:
-    title = (
-        f"{document['model']}, layer {document['layer']} (from 0): W1 of a head's outputs, medians "
-        "over heads and sentences"
-    )
+    where = f"{document['model']}, {_layer(document)}"
     header = ["kept", "exact", "largest draw", "bound", "bound / exact", "bound / hull"]
     names = ("truth", "truth_max", "bound", "ratio", "bound_to_hull")
     rows = [
         [
             f"{100 * entry['kept']:g} %",
             *(_digits(entry[name]["median"]) for name in names),
-            " / ".join(
-                _digits(entry["log10_proposition_25"][on]["median"])
-                for on in ("on_the_ball", "on_these_tokens")
-            ),
         ]
         for entry in document["shares"]
     ]
-    return [Listing(title, [*header, "log10 Proposition 25"], rows)]
+    sets = ("on_the_ball", "on_these_tokens")
+    logs = [
+        [
+            f"{100 * entry['kept']:g} %",
+            *(_digits(entry["log10_proposition_25"][on]["median"]) for on in sets),
+        ]
+        for entry in document["shares"]
+    ]
+    return [
+        Listing(f"{where}: W1 of a head's outputs, medians", header, rows),
+        Listing(
+            "log10 of Proposition 25, corrected, for the same moves, medians",
+            ["kept", "on the ball of queries and keys", "on these tokens only"],
+            logs,
+        ),
+    ]
+
+
+def _layer(document: _Document) -> str:
+    """Counted from one, as people do, and as the option has it."""
+    return f"layer {document['layer'] + 1} (--layer {document['layer']})"
 
 
 def _robustness_findings(document: _Document) -> list[str]:
     draws = document["draws"] * len(document["shares"]) * document["sentences"] * document["heads"]
     return [
         f"{document['exceeded']} of {draws} draws moved the outputs further than their bound",
-        "Proposition 25, corrected: on the ball that holds queries and keys / on these tokens only",
+        "medians are over heads and sentences",
     ]
 
 
@@ -165,37 +181,54 @@ def _depth(document: _Document) -> tuple[_Paint, tuple[float, float]]:
             for stack, color in zip(stacks, colors, strict=True):
                 layers = [entry["layer"] for entry in stack["layers"]]
                 values = [entry[name] for entry in stack["layers"]]
-                _line(ax, layers, values, (stack["name"], color, ""))
+                _line(ax, layers, values, (f"random, {stack['name']}", color, ""))
                 if name == "distance_to_start" and "bound" in stack["layers"][0]:
                     bound = [entry["bound"]["mean"] for entry in stack["layers"]]
                     ax.plot(layers, bound, color=color, linestyle=":")
         axes[0].set(yscale="log", ylim=(_FLOOR, 5))
         _plain_log(axes[1])
-        axes[1].set_ylim(0.01, 1.5)  # what is near the bounds; other curves leave it below
-        _finish(axes[0], "Random stacks: spread of a cloud, to layer 0")
-        _finish(axes[1], "Random stacks: W1 of two clouds, to layer 0")
-        _below(canvas, axes[0], 4)
+        axes[1].set_ylim(_LOW, 1.5)
+        _tell_of_those_below(axes[1], stacks)
+        axes[0].set_ylabel("spread / spread at layer 0")
+        axes[1].set_ylabel("W1 / W1 at layer 0")
+        _finish(axes[0], "Random stacks: spread of a cloud")
+        _finish(axes[1], "Random stacks: W1 of two clouds")
+        _below(canvas, axes[0], 2, right=True)
 
-    return paint, (11.4 if model else 8.0, 3.9)
+    return paint, (12.0 if model else 8.4, 4.2)
+
+
+def _tell_of_those_below(ax: Axes, stacks: Sequence[_Document]) -> None:
+    """Where curves leave the panel, and where they end."""
+    gone = [(s["name"], s["layers"], s["layers"][-1]["distance_to_start"]["mean"]) for s in stacks]
+    gone = [(name, layers, end) for name, layers, end in gone if end < _LOW]
+    for place, (name, layers, end) in enumerate(gone):
+        out = next(e["layer"] for e in layers if e["distance_to_start"]["mean"] < _LOW)
+        text = f"{name}:\nbelow, {end:.0e} at layer {layers[-1]['layer']}"
+        up = (8, 6 + 24 * place)
+        ax.annotate(text, (out, _LOW), up, textcoords="offset points", fontsize=7.5, va="bottom")
 
 
 def _depth_of_model(ax: Axes, model: _Document) -> None:
+    """In colours that mean none of the random stacks."""
     layers = [entry["layer"] for entry in model["layers"]]
     for name, *look in (
-        ("relative", "W1 of two sentences / spread", draw.BLUE, "o"),
-        ("spread", "spread, to layer 0", draw.VERMILION, "s"),
-        ("alike", "spread / length of the tokens", draw.GREEN, "^"),
+        ("relative", "W1 of two sentences / spread", draw.PURPLE, "o"),
+        ("spread", "spread / spread at layer 0", draw.INK, "s"),
+        ("alike", "spread / length of the tokens", draw.FAINT, "^"),
     ):
         _line(ax, layers, [entry[name] for entry in model["layers"]], (look[0], look[1], look[2]))
     ax.set_ylim(0, None)
+    ax.set_ylabel("ratio")
     ax.legend(labelcolor=draw.INK, loc="lower left")
     _finish(ax, f"{model['name']}: {model['pairs']} pairs of sentences")
 
 
 def _depth_listing(document: _Document) -> list[Listing]:
-    header = ["layer", "W1", "W1 / spread", "W1, to layer 0", "spread, to layer 0", "bound"]
+    header = ["layer", "W1", "W1 / spread", "W1, to layer 0", "spread, to layer 0"]
     made = []
     for part in [*([document["model"]] if document["model"] else []), *document["stacks"]]:
+        certified = "bound" in part["layers"][0]
         rows = [
             [
                 str(entry["layer"]),
@@ -203,11 +236,12 @@ def _depth_listing(document: _Document) -> list[Listing]:
                     _digits(entry[name]["mean"])
                     for name in ("distance", "relative", "distance_to_start", "spread")
                 ),
-                _digits(entry["bound"]["mean"]) if "bound" in entry else "–",
+                *([_digits(entry["bound"]["mean"])] if certified else []),
             ]
             for entry in part["layers"]
         ]
-        made.append(Listing(f"{part['name']}, {part['pairs']} pairs", header, rows))
+        own = [*header, "bound"] if certified else header
+        made.append(Listing(f"{part['name']}, {part['pairs']} pairs", own, rows))
     return made
 
 
@@ -245,8 +279,8 @@ def _negation(document: _Document) -> tuple[_Paint, tuple[float, float]]:
         _headline(
             canvas,
             f"{document['model']}: a sentence against the same with one word more, and against "
-            f"others; {document['pairs']} pairs\nmeans with 95 % intervals; W1 (l2) of the words, "
-            "without [CLS] and [SEP]",
+            f"others; {document['pairs']} pairs, {_with_one_more(whole)} of them with one word more"
+            "\nmeans with 95 % intervals; W1 (l2) of the words, without [CLS] and [SEP]",
         )
         first, second, third = canvas.subplots(1, 3)
         layers = [entry["layer"] for entry in whole["layers"]]
@@ -260,6 +294,12 @@ def _negation(document: _Document) -> tuple[_Paint, tuple[float, float]]:
         _below(canvas, first, 6)
 
     return paint, (11.0, 3.9)
+
+
+def _with_one_more(whole: _Document) -> int:
+    """Pairs whose negation is the sentence with one word more, which another can replace."""
+    count: int = whole["cosine"]["not"]["n"]
+    return count
 
 
 def _negation_ratio(ax: Axes, document: _Document, layers: list[int]) -> None:
@@ -277,10 +317,12 @@ def _negation_ratio(ax: Axes, document: _Document, layers: list[int]) -> None:
 
 def _negation_cosine(ax: Axes, cosine: _Document) -> None:
     shown = [
-        (look, cosine[name]) for name, *look in _CONDITIONS if cosine[name]["mean"] is not None
+        (name.replace("_", " "), color, cosine[name])
+        for name, _, color, _ in reversed(_CONDITIONS)
+        if cosine[name]["mean"] is not None
     ]
-    for place, (look, entry) in enumerate(reversed(shown)):
-        ax.barh(place, entry["mean"], color=look[1], height=0.6)
+    for place, (_, color, entry) in enumerate(shown):
+        ax.barh(place, entry["mean"], color=color, height=0.6)
         reach = entry["mean"] if entry["high"] is None else entry["high"]
         if entry["low"] is not None:
             ax.plot([entry["low"], entry["high"]], [place, place], color=draw.INK, linewidth=1.0)
@@ -293,8 +335,8 @@ def _negation_cosine(ax: Axes, cosine: _Document) -> None:
             fontsize=8,
         )
     ax.margins(x=0.15)
-    _finish(ax, "Mean-pooled, last layer", "cosine distance to the sentence")
-    ax.set_yticks([])
+    _finish(ax, "Mean-pooled, last layer (pairs)", "cosine distance to the sentence")
+    ax.set_yticks(range(len(shown)), [f"{name} ({entry['n']})" for name, _, entry in shown])
     ax.grid(False)
 
 
@@ -305,24 +347,39 @@ def _negation_listing(document: _Document) -> list[Listing]:
         [
             str(entry["layer"]),
             *(_digits(entry["words"][name]["mean"]) for name in names),
-            _with_interval(entry["ratio"]),
         ]
         for entry in whole["layers"]
     ]
-    made = [
+    ratios = ("ratio", "ratio_never", "ratio_hedged")
+    paired = [
+        [str(entry["layer"]), *(_narrow(entry[name]) for name in ratios)]
+        for entry in whole["layers"]
+    ]
+    sources = [
+        [source, str(part["pairs"]), str(_with_one_more(part)), *map(_narrow, _last_ratios(part))]
+        for source, part in document["sources"].items()
+    ]
+    return [
         Listing(
             f"{document['model']}: mean W1 (l2) of the words to the sentence, all sources",
-            ["layer", *(name.replace("_", " ") for name in names), "not / neutral"],
+            ["layer", *(name.replace("_", " ") for name in names)],
             rows,
-        )
+        ),
+        Listing(
+            "W1, paired ratios to a neutral word with 95 % intervals",
+            ["layer", "not", "never", "hedged"],
+            paired,
+        ),
+        Listing(
+            "Last layer, paired ratios of not to a neutral word with 95 % intervals",
+            ["source", "pairs", "one word more", "W1", "cosine"],
+            sources,
+        ),
     ]
-    rows = []
-    for source, part in document["sources"].items():
-        last = part["layers"][-1]
-        figures = (last["ratio"], last["ratio"]["over_relations"], part["cosine_ratio"])
-        rows.append([source, str(part["pairs"]), *(_with_interval(entry) for entry in figures)])
-    header = ["source", "pairs", "W1, not / neutral", "over relations", "cosine, not / neutral"]
-    return [*made, Listing("Last layer, paired ratios with 95 % intervals", header, rows)]
+
+
+def _last_ratios(part: _Document) -> tuple[_Document, _Document]:
+    return part["layers"][-1]["ratio"], part["cosine_ratio"]
 
 
 def _negation_findings(document: _Document) -> list[str]:
@@ -333,13 +390,18 @@ def _negation_findings(document: _Document) -> list[str]:
     return [
         f"not moves the words {_with_interval(first['ratio'])} times as far as a neutral word "
         f"before the first layer, {_with_interval(last['ratio'])} times after the last, and the "
-        f"pooled embedding {_with_interval(whole['cosine_ratio'])} times (cosine distance)",
+        f"pooled embedding {_with_interval(whole['cosine_ratio'])} times (cosine distance); with "
+        f"each relation counted once {_with_interval(last['ratio']['over_relations'])} times after "
+        "the last",
         f"a hedge, which is no negation, moves the words {_with_interval(last['ratio_hedged'])} "
         f"times as far after the last layer, and the pooled embedding "
         f"{_with_interval(whole['cosine_ratio_hedged'])} times",
-        f"yet a negation stays near: cosine distance {_digits(cosine['negation']['mean'])}, a "
-        f"sentence of the same relation {_digits(cosine['same_relation']['mean'])}; the negation "
-        f"is the nearer of the two in {_percent(near)} of the pairs",
+        f"yet a negation stays near: cosine distance {_digits(cosine['negation']['mean'])} over "
+        f"all {cosine['negation']['n']} negations as the data has them "
+        f"({_digits(cosine['not']['mean'])} over the {cosine['not']['n']} that are one word more, "
+        f"as in the picture), a sentence of the same relation "
+        f"{_digits(cosine['same_relation']['mean'])}; the negation is the nearer of the two in "
+        f"{_percent(near)} of the pairs",
     ]
 
 
@@ -351,6 +413,11 @@ def _with_interval(entry: _Document) -> str:
     if entry["low"] is None:
         return _digits(entry["mean"])
     return f"{_digits(entry['mean'])} ({_digits(entry['low'])} to {_digits(entry['high'])})"
+
+
+def _narrow(entry: _Document) -> str:
+    """The same, for tables on eighty columns."""
+    return _with_interval(entry).replace(" to ", "–")
 
 
 def _digits(value: float | None) -> str:

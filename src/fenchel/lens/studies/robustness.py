@@ -38,6 +38,7 @@ from fenchel.measures import Dot, Empirical, wasserstein1
 
 SHARES = (0.9, 0.75, 0.5, 0.25)
 ROUNDING = 1e-9  # of the bound
+_ROOM = 2**23  # numbers of one tensor: 64 MB
 _FIGURES = ("truth", "truth_max", "coupled", "bound", "hull", "ball", "tokens")
 _WORDS = (
     "truth: exact W1 (l2) between a head's outputs over all queries, with all keys and with those "
@@ -145,7 +146,8 @@ def robustness(
     rows, spreads, queries = [], [], 0
     for text in texts:
         heads = list(seen(model, encode(tokenizer, [text])))[layer]
-        made = [_measured(heads, share, draws, generator) for share in SHARES]
+        always = hull(heads), log_on_ball(heads), log_here(heads)  # whatever the share
+        made = [_measured(heads, share, draws, generator, always) for share in SHARES]
         rows.append(torch.stack(made, 1))  # (figure, share, head)
         spreads.append(spread(heads.values))
         queries += heads.queries.shape[1]
@@ -157,7 +159,13 @@ def robustness(
     return Robustness(**named, spread=torch.stack(spreads), shares=SHARES)
 
 
-def _measured(heads: Seen, share: float, draws: int, generator: torch.Generator) -> Tensor:
+def _measured(
+    heads: Seen,
+    share: float,
+    draws: int,
+    generator: torch.Generator,
+    always: tuple[Tensor, Tensor, Tensor],
+) -> Tensor:
     """(figure, head), in the order of `_FIGURES`, and how many draws exceed the bound."""
     n = heads.keys.shape[1]
     m = max(1, math.floor(share * n))
@@ -165,10 +173,11 @@ def _measured(heads: Seen, share: float, draws: int, generator: torch.Generator)
     truth, coupled = moves(heads, kept)  # (draws, head)
     bound = certified(heads, n - m)
     between = wasserstein1(Empirical(heads.keys), Empirical(heads.keys[:, kept[0]]))  # l1
-    logs = [(log + between.log()) / math.log(10) for log in (log_on_ball(heads), log_here(heads))]
+    farthest, *known = always
+    logs = [(log + between.log()) / math.log(10) for log in known]
     over = (truth > bound * (1 + ROUNDING)).sum(0)
     return torch.stack(
-        [truth.mean(0), truth.amax(0), coupled.mean(0), bound, hull(heads), *logs, over]
+        [truth.mean(0), truth.amax(0), coupled.mean(0), bound, farthest, *logs, over]
     )
 
 
@@ -182,9 +191,12 @@ def moves(heads: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
     """
     scores = heads.queries @ heads.keys.mT / heads.temperature  # (H, Q, n)
     before = scores.softmax(-1) @ heads.values
-    left = scores[:, :, kept].movedim(2, 0).softmax(-1)  # (H, Q, D, m) -> (D, H, Q, m)
-    after = left @ heads.values[:, kept].movedim(1, 0)  # (H, D, m, f) -> (D, H, m, f)
-    return apart(after, before), (after - before).norm(dim=-1).mean(-1)
+    truth, coupled = [], []
+    for some in kept:  # one draw at a time: with all, memory is draws * H * Q * n
+        after = scores[:, :, some].softmax(-1) @ heads.values[:, some]
+        truth.append(apart(after, before))
+        coupled.append((after - before).norm(dim=-1).mean(-1))
+    return torch.stack(truth), torch.stack(coupled)
 
 
 # ---- what is certified
@@ -193,7 +205,9 @@ def moves(heads: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
 def certified(heads: Seen, gone: int) -> Tensor:
     """The mean over queries of the most that any `gone` keys can move an output. (head)"""
     weights = (heads.queries @ heads.keys.mT / heads.temperature).softmax(-1)
-    return move_bound(weights, heads.values.unsqueeze(-3), gone).mean(-1)
+    values = heads.values.unsqueeze(-3)
+    parts = [move_bound(part, values, gone) for part in _blocks(weights, values[0].numel())]
+    return torch.cat(parts, -1).mean(-1)
 
 
 def hull(heads: Seen) -> Tensor:
@@ -227,11 +241,20 @@ def log_here(heads: Seen) -> Tensor:
     scores = heads.queries @ heads.keys.mT / heads.temperature
     potential = (scores - scores.amax(-1, keepdim=True)).exp()  # (H, Q, n), its top is one
     away = _l1(heads.keys)
-    slopes = (potential.unsqueeze(-1) - potential.unsqueeze(-2)).abs()  # (H, Q, n, n)
-    steepest = _slope(slopes, away.unsqueeze(1)).flatten(-2).amax(-1)
+    parts = []
+    for part in _blocks(potential, away[0].numel()):
+        slopes = (part.unsqueeze(-1) - part.unsqueeze(-2)).abs()  # (H, q, n, n)
+        parts.append(_slope(slopes, away.unsqueeze(1)).flatten(-2).amax(-1))
+    steepest = torch.cat(parts, -1)
     wide = away.flatten(-2).amax(-1, keepdim=True)
     constant = (steepest * wide + 1).log() - (scores.amin(-1) - scores.amax(-1))
     return _lookup_slope(heads).log() + constant.amax(-1)
+
+
+def _blocks(rows: Tensor, each: int) -> tuple[Tensor, ...]:
+    """Rows (H, Q, n) cut along the queries, for work of `each` numbers for a head and query."""
+    found: tuple[Tensor, ...] = rows.split(max(1, _ROOM // (len(rows) * each)), 1)
+    return found
 
 
 def _lookup_slope(heads: Seen) -> Tensor:
