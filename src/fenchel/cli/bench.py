@@ -26,6 +26,12 @@ from fenchel.cli.shared import check_folder, no_picture, progress_bar, shares, t
 
 commands = typer.Typer(no_args_is_help=True, epilog="Example: fenchel bench maps --quick")
 
+_Out = Annotated[
+    Path | None,
+    typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
+]
+_Quick = Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")]
+
 
 @commands.command("maps", epilog="Example: fenchel bench maps --rows 256 --out maps.json")
 def bench_maps(
@@ -44,7 +50,7 @@ def bench_maps(
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the figures as JSON.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")] = False,
+    quick: _Quick = False,
 ) -> None:
     """Time every map, forward and forward+backward, as a ratio to torch.softmax."""
     if out is not None:
@@ -75,10 +81,7 @@ def bench_attention(
         int | None,
         typer.Option(min=1, help="Of torch and of the kernels. (Default: as many as torch has.)"),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
-    ] = None,
+    out: _Out = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short sequences, a minute.")] = False,
 ) -> None:
     """Time attention, forward and forward+backward, as a ratio to torch's own (SDPA).
@@ -112,10 +115,7 @@ def bench_attention(
     "integrals", epilog="Example: fenchel bench integrals --quick --out integrals.json"
 )
 def bench_integrals(
-    out: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
-    ] = None,
+    out: _Out = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer integrals, seconds.")] = False,
 ) -> None:
     """Error and time of integrals over ellipses: adaptive, a hundred angles, and ours.
@@ -140,11 +140,8 @@ def bench_continuous(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of torch. (Default: as many as torch has.)")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")] = False,
+    out: _Out = None,
+    quick: _Quick = False,
 ) -> None:
     """Time continuous attention, mixtures and layers as ratios to what they replace.
 
@@ -177,11 +174,8 @@ def bench_dual(
     layer: Annotated[
         int | None, typer.Option(help="Of the model, from 0; in tables from 1. [2, the third]")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")] = False,
+    out: _Out = None,
+    quick: _Quick = False,
 ) -> None:
     """Time the exact estimates of one attention layer against gradient methods.
 
@@ -212,11 +206,8 @@ def bench_dual(
     "wasserstein", epilog="Example: fenchel bench wasserstein --quick --out wasserstein.json"
 )
 def bench_wasserstein(
-    out: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")] = False,
+    out: _Out = None,
+    quick: _Quick = False,
 ) -> None:
     """Time Wasserstein distances against POT: on the line, by assignment, between bounds.
 
