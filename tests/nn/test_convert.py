@@ -225,6 +225,7 @@ def test_a_converted_layer_can_be_stacked_anew():
     assert_equal(run(model, call, "no grad"), run(model, call, "train"))
 
 
+@ignore_nested
 def test_a_layer_swapped_by_hand_says_what_stands_in_its_way():
     model = made(encoder)
     model.layers[0].self_attn = fnn.MultiheadAttention(
