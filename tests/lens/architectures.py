@@ -1,7 +1,10 @@
 """Small random models of every kind that the audit opens, and inputs for them."""
 
+import numpy as np
 import torch
 import transformers as hf
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 SMALL = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -36,7 +39,7 @@ def _bart():
 
 def _vit():
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    image = {"image_size": 16, "patch_size": 4, "intermediate_size": 48}
+    image = {"image_size": 16, "patch_size": 8, "intermediate_size": 48}
     return hf.ViTModel(hf.ViTConfig(**sizes, **image))
 
 
@@ -85,3 +88,43 @@ def inputs(name):
     if name in ("t5", "bart"):
         made["decoder_input_ids"] = torch.randint(3, 60, (2, 5), generator=g)
     return made
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+FRAMES = {  # special tokens around a text, as the tokenizers of these families set them
+    "bert": "<s> $A </s>",
+    "gpt2": "$A",
+    "llama": "<s> $A",
+    "t5": "$A </s>",
+    "bart": "<s> $A </s>",
+}
+
+
+def tokenizer(name, **settings):
+    """Of single letters with spaces between them: 0 pads, 1 begins, 2 ends, 3 is unknown."""
+    vocabulary = {word: at for at, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *LETTERS])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = [("<s>", 1), ("</s>", 2)]
+    made.post_processor = processors.TemplateProcessing(
+        single=FRAMES[name], special_tokens=[one for one in special if one[0] in FRAMES[name]]
+    )
+    names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    given = {"model_input_names": ["input_ids", "attention_mask"], **names, **settings}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, **given)
+
+
+def processor():
+    """Of images for the ViT above: 2 x 2 patches."""
+    return hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
+
+
+def pictures(folder, count=3):
+    """Paths of random images of several sizes."""
+    g = np.random.default_rng(0)
+    paths = []
+    for number in range(count):
+        pixels = g.integers(0, 256, (20 + 3 * number, 16 + 5 * number, 3), dtype=np.uint8)
+        paths.append(folder / f"{number}.png")
+        Image.fromarray(pixels).save(paths[-1])
+    return paths

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fenchel import dual
 from fenchel.bench import extras
+from fenchel.lens.reading import load
 from fenchel.lens.recognise import family_of
-from fenchel.lens.text import load
 
 _MEMORY = 10  # pairs that L-BFGS keeps
 _MOST = 6000  # iterations

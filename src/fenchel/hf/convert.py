@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeGuard, TypeVar
 
 from torch import Tensor, nn
 
 from fenchel.hf.library import VERSION, PreTrainedConfig, PreTrainedModel
+from fenchel.hf.recipe import held_by
 from fenchel.hf.registry import derived_name, held_name, names, register
 from fenchel.hf.translate import HELD
 from fenchel.nn.conversion import choose
@@ -18,6 +21,7 @@ from fenchel.regularizers.contract import Regularizer
 
 M = TypeVar("M", bound=nn.Module)
 Held = Regularizer | nn.Module
+Choice = str | Path | Mapping[str, Any] | Held | Callable[[nn.Module], Held]
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how a forward of transformers asks for its function
 _OUTSIDE = {"torch", "builtins", "abc", "typing"}
@@ -28,12 +32,13 @@ _OTHER_WAYS = (
 _OWN = re.compile(r"softmax\(|scaled_dot_product_attention\(", re.IGNORECASE)
 
 
-def convert(model: M, regularizer: str | Held | Callable[[nn.Module], Held]) -> M:
+def convert(model: M, regularizer: Choice) -> M:
     """The model itself, every attention in it switched to the regulariser.
 
     >>> hf.convert(model, Tsallis(1.3))              # registered as "fenchel:tsallis-1.3"
     >>> hf.convert(model, "fenchel:entmax15")
     >>> hf.convert(model, lambda layer: LearnedTsallis(layer.config.num_attention_heads))
+    >>> hf.convert(model, Path("audit/recipe.json"))            # an alpha for every head
 
     Weights are untouched, and `model.set_attn_implementation("sdpa")` leads back. The model gets a
     configuration of its own, so that others made from the same one stay as they are. transformers
@@ -44,6 +49,8 @@ def convert(model: M, regularizer: str | Held | Callable[[nn.Module], Held]) -> 
     regularizer: a `Regularizer`, or a registered name; or what learns: a regulariser that holds
         tensors, a module whose `forward()` returns one, or a function of the attention module that
         makes one for each. Each attention then holds it as a submodule, `fenchel_regularizer`.
+        Or a recipe: what `lens.Audit.recipe()` returns, or the path of the JSON file that
+        `fenchel audit` wrote.
     """
     register()
     roots = _roots(model)
@@ -66,10 +73,11 @@ def convert(model: M, regularizer: str | Held | Callable[[nn.Module], Held]) -> 
     return model
 
 
-def _resolve(
-    regularizer: str | Held | Callable[[nn.Module], Held], attentions: dict[str, Any]
-) -> tuple[str, dict[str, nn.Module]]:
+def _resolve(regularizer: Choice, attentions: dict[str, Any]) -> tuple[str, dict[str, nn.Module]]:
     """The name to switch to, and the regularisers that attentions will hold under it."""
+    if isinstance(regularizer, Path | Mapping) or _names_file(regularizer):
+        own = held_by(regularizer, attentions)
+        return held_name(), {path: choose(omega, attentions[path]) for path, omega in own.items()}
     if isinstance(regularizer, str):
         if regularizer not in names():
             raise ValueError(
@@ -83,6 +91,11 @@ def _resolve(
         return name, {}
     held = {path: choose(regularizer, module) for path, module in attentions.items()}
     return held_name(), held
+
+
+def _names_file(regularizer: object) -> TypeGuard[str]:
+    """A string that is no registered name but ends as recipes do."""
+    return isinstance(regularizer, str) and regularizer.endswith(".json")
 
 
 def _holds_tensors(regularizer: Regularizer) -> bool:
@@ -175,6 +188,7 @@ def _computes_alone(kind: type[nn.Module]) -> bool:
     return any(not source or _OWN.search(source) for source in sources)
 
 
+@lru_cache(1024)  # reading a source takes milliseconds, and an audit asks at every batch
 def _source(thing: Any) -> str:
     try:
         return inspect.getsource(inspect.unwrap(thing))

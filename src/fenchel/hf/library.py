@@ -6,6 +6,7 @@ from typing import Any
 
 try:
     import transformers
+    from transformers.pytorch_utils import Conv1D as _Conv1D
     from transformers.utils import output_capturing
 except ImportError as problem:
     raise ImportError(
@@ -18,6 +19,7 @@ AttentionInterface: Any = transformers.AttentionInterface
 AttentionMaskInterface: Any = transformers.AttentionMaskInterface
 PreTrainedModel: Any = transformers.PreTrainedModel
 PreTrainedConfig: Any = transformers.PreTrainedConfig
+Conv1D: Any = _Conv1D
 
 # GPT-2 and its kin record attention weights without telling the attention function; only here is
 # known what is being recorded.

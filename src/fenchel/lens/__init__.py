@@ -1,28 +1,36 @@
-"""Audits of pretrained models: how far their attention is from the problem it approximates.
+"""Audits of pretrained models: what every head does, certified, and how far it is from the problem
+it approximates.
 
 model, tokenizer = lens.load("build/models/minilm")
-found = lens.deviation(model, lens.encode(tokenizer, sentences))
-found.multiplier[layer]                                   # (batch, head, query), padding NaN
+found = lens.audit(model, tokenizer, sentences)
+found.to_pandas(), found.plot("entropy")
 """
 
-from fenchel.lens.auditing import Wanted, audit
 from fenchel.lens.constants import Stability, stability
 from fenchel.lens.deviations import Deviations
 from fenchel.lens.estimation import deviation
+from fenchel.lens.heads.auditing import Run, audit
+from fenchel.lens.heads.pull import Advantages, advantage
+from fenchel.lens.heads.store import Store
+from fenchel.lens.heads.table import Audit
+from fenchel.lens.heads.wanted import MEASURES, Wanted
 from fenchel.lens.problems import LayerProblem, problems
+from fenchel.lens.reading import load
 from fenchel.lens.recognise import Kind
-from fenchel.lens.store import Store
-from fenchel.lens.table import Audit
-from fenchel.lens.text import encode, load, sentences
+from fenchel.lens.text import encode, sentences
 
 __all__ = [
+    "MEASURES",
+    "Advantages",
     "Audit",
     "Deviations",
     "Kind",
     "LayerProblem",
+    "Run",
     "Stability",
     "Store",
     "Wanted",
+    "advantage",
     "audit",
     "deviation",
     "encode",

@@ -14,8 +14,9 @@ import torch
 
 from fenchel.lens.deviations import Deviations
 from fenchel.lens.estimation import deviation
+from fenchel.lens.reading import load
 from fenchel.lens.recognise import Kind, attentions
-from fenchel.lens.text import encode, load, sentences
+from fenchel.lens.text import encode, sentences
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fenchel.lens.capture import watch
+from fenchel.lens.heads.capture import watch
 from tests.lens.architectures import BUILDERS, KINDS, build, inputs
 
 

@@ -8,9 +8,9 @@ called. The function hands the call on and returns what softmax gives.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fenchel._numerics import certificate_dtype, where
 from fenchel.lens.problems import evaluating
 from fenchel.lens.recognise import Kind
+from fenchel.regularizers import Regularizer, Shannon
 
 _NAME = "fenchel:lens"
 _FOREIGN = ("key_value_states", "encoder_hidden_states")  # arguments that bring another's tokens
@@ -30,10 +31,11 @@ class Call:
     """One attention call: scores scaling <q, k> + bias, -inf where not visible; softmax; values.
 
     query (B, H, Q, f), key (B, K, n, f), value (B, K, n, e) with H = K r heads; visible and bias
-    (B or 1, H or 1, Q, n) or None.
-    layer: among the attentions of its kind, from 0.
+    (B or 1, H or 1, Q, n) or None. output: what the model was given, (B, Q, H, e).
+    layer: among the attentions of its kind, from 0. path: of the module within the model.
     """
 
+    path: str
     layer: int
     kind: Kind
     query: Tensor
@@ -42,6 +44,7 @@ class Call:
     visible: Tensor | None
     bias: Tensor | None
     scaling: float
+    output: Tensor
 
     @property
     def heads(self) -> int:
@@ -53,6 +56,23 @@ class Call:
         inner = certificate_dtype(self.query.device)
         key, value = (x.to(inner).repeat_interleave(groups, 1) for x in (self.key, self.value))
         return key, value
+
+    def only(self, heads: Sequence[int]) -> Call:
+        """The same call, of these heads alone."""
+        groups = self.query.shape[1] // self.key.shape[1]
+        chosen = list(heads)
+        beyond = [head for head in chosen if head >= self.heads]
+        if beyond:
+            raise ValueError(f"there are heads 0 to {self.heads - 1}, no head {beyond[0]}")
+        return replace(
+            self,
+            query=self.query[:, chosen],
+            key=self.key.repeat_interleave(groups, 1)[:, chosen],
+            value=self.value.repeat_interleave(groups, 1)[:, chosen],
+            visible=_of_heads(self.visible, chosen),
+            bias=_of_heads(self.bias, chosen),
+            output=self.output[:, :, chosen],
+        )
 
     def seen(self) -> Tensor:
         """True: may be seen. (B, H, Q, n)"""
@@ -74,23 +94,41 @@ class Call:
 
     def weights(self) -> Tensor:
         """(B, H, Q, n), float64; zeros in a row that sees nothing."""
-        scores = self.scores()
-        any_key = scores.amax(-1, keepdim=True) > -torch.inf
-        return where(any_key, where(any_key, scores, 0.0).softmax(-1), 0.0)
+        return normalised(self.scores())
+
+
+def normalised(scores: Tensor) -> Tensor:
+    """Softmax; zeros in a row that sees nothing."""
+    any_key = scores.amax(-1, keepdim=True) > -torch.inf
+    return where(any_key, where(any_key, scores, 0.0).softmax(-1), 0.0)
+
+
+def _of_heads(x: Tensor | None, heads: list[int]) -> Tensor | None:
+    return x if x is None or x.shape[1] == 1 else x[:, heads]
 
 
 OnCall = Callable[[Call], object]
+Choice = Callable[[Kind, int], Regularizer | None]
 
 
 @contextmanager
-def watch(model: Any, on_call: OnCall) -> Iterator[dict[str, tuple[Kind, int]]]:
+def watch(
+    model: Any,
+    on_call: OnCall,
+    *,
+    instead: Choice | None = None,
+    derivatives: bool = False,
+) -> Iterator[dict[str, tuple[Kind, int]]]:
     """While open, every attention call of the model is handed to `on_call`, in the order it runs.
 
     >>> with watch(model, calls.append):
     ...     model(**inputs)
 
-    Yields path -> (kind, layer) of the attentions met so far. In evaluation mode and without
-    derivatives; the model is put back as it was.
+    Yields path -> (kind, layer) of the attentions met so far. In evaluation mode; the model is put
+    back as it was.
+
+    instead: the regulariser of an attention; None: softmax, as the model was trained.
+    derivatives: whether the calls and the model's output can be differentiated.
     """
     from fenchel.hf.convert import attention_modules
 
@@ -98,11 +136,11 @@ def watch(model: Any, on_call: OnCall) -> Iterator[dict[str, tuple[Kind, int]]]:
     _register()
     met: dict[str, tuple[Kind, int]] = {}
     before = {id(config): config._attn_implementation for config in _configs(model)}
-    with evaluating(model), ExitStack() as undo, torch.no_grad():
+    with evaluating(model), ExitStack() as undo, torch.set_grad_enabled(derivatives):
         undo.callback(_restore, model, before)
         model.set_attn_implementation(_NAME)
         for path, module in modules.items():
-            _WATCHED[module] = _Watch(path, on_call, met)
+            _WATCHED[module] = _Watch(path, on_call, met, instead)
             undo.callback(_WATCHED.pop, module, None)
             hook = module.register_forward_pre_hook(_note_source, with_kwargs=True)
             undo.callback(hook.remove)
@@ -114,6 +152,7 @@ class _Watch:
     path: str
     on_call: OnCall
     met: dict[str, tuple[Kind, int]]
+    instead: Choice | None
     foreign: bool = False  # the keys of the current call come from elsewhere
 
     def place(self, causal: bool) -> tuple[Kind, int]:
@@ -123,6 +162,9 @@ class _Watch:
             number = sum(known == kind for known, _ in self.met.values())
             self.met[self.path] = (kind, number)
         return self.met[self.path]
+
+    def chosen(self, kind: Kind, layer: int) -> Regularizer | None:
+        return None if self.instead is None else self.instead(kind, layer)
 
 
 _WATCHED: WeakKeyDictionary[nn.Module, _Watch] = WeakKeyDictionary()
@@ -157,7 +199,6 @@ def _handed_on(
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention function under `_NAME`."""
     from fenchel.hf.translate import Attention, means_causal, split_mask
-    from fenchel.regularizers import Shannon
 
     visible, bias = split_mask(attention_mask, position_bias)
     causal = means_causal(module, is_causal, attention_mask, query)
@@ -165,11 +206,9 @@ def _handed_on(
         past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         visible = past.tril()[None, None]
     watch = _WATCHED.get(module)
-    if watch is not None:
-        kind, layer = watch.place(bool(getattr(module, "is_causal", False)) or causal)
-        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        watch.on_call(Call(layer, kind, query, key, value, visible, bias, scale))
-    return Attention(Shannon())(
+    place = None if watch is None else watch.place(causal or bool(getattr(module, "is_causal", 0)))
+    chosen = None if watch is None or place is None else watch.chosen(*place)
+    output, weights = Attention(Shannon() if chosen is None else chosen)(
         module,
         query,
         key,
@@ -181,6 +220,13 @@ def _handed_on(
         position_bias,
         **others,
     )
+    if watch is not None and place is not None:
+        kind, layer = place
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        watch.on_call(
+            Call(watch.path, layer, kind, query, key, value, visible, bias, scale, output)
+        )
+    return output, weights
 
 
 def _register() -> None:

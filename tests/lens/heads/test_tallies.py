@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
-from fenchel.lens.capture import watch
-from fenchel.lens.tallies import (
+from fenchel.lens.heads.capture import watch
+from fenchel.lens.heads.material import Tokens
+from fenchel.lens.heads.tallies import (
     BINS,
+    REACH,
     Counted,
-    Tokens,
     added,
     certificate_tallies,
     head_deviation_tallies,
@@ -59,6 +60,10 @@ def rows(one):
 def test_weights_by_hand(name):
     for one in counted(name):
         found = weight_tallies(one)
+        if one.call.kind != "cross":
+            near = found["mass_by_offset"][:, REACH - 1 : REACH + 2]
+            found |= dict(zip(["mass_previous", "mass_self", "mass_next"], near.T, strict=True))
+        found["count"] = one.counts.double().sum((0, 2))
         heads = one.call.heads
         names = ["count", "entropy", "effective_support", "mass_first", "mass_special"]
         if one.call.kind != "cross":
@@ -105,7 +110,7 @@ def test_agreement_is_the_cosine_of_two_heads(name):
 def test_what_if_by_bisection(name):
     """Sparsemax by bisection of its threshold, one row at a time."""
     for one in counted(name):
-        found = what_if_tallies(one, (2.0,))
+        found = what_if_tallies(one, (2.0,), None)
         _, values = one.call.repeated()
         scores, output = one.call.scores(), one.call.weights() @ values
         wanted = {"change": [0.0] * one.call.heads, "support": [0.0] * one.call.heads}

@@ -1,0 +1,72 @@
+"""What can go wrong in an audit, as one message with the way out, and the exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+
+_USAGE, _ENVIRONMENT, _INTERRUPTED = 2, 1, 130
+_ABOUT_INPUT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError)
+
+
+@contextmanager
+def unsupported(model: Any) -> Iterator[None]:
+    """The first text shows whether the model can be audited; ValueError says itself why not."""
+    try:
+        yield
+    except (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError) as problem:
+        raise ValueError(
+            f"{type(model).__name__} cannot be audited: {type(problem).__name__}: {problem}. "
+            "Looked for an encoder or decoder of texts, an encoder-decoder, or a vision "
+            "transformer, as in BERT, GPT-2, Llama, T5, BART and ViT"
+        ) from problem
+
+
+@contextmanager
+def explained(context: typer.Context) -> Iterator[None]:
+    """Every failure of input, disk or network as one message, with the way out."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _leave(f"stopped; what is made is kept. {_go_on(context)}", _INTERRUPTED)
+    except ConnectionError as problem:  # to another process of the run
+        _leave(f"{problem}. What is made is kept. {_go_on(context)}", _ENVIRONMENT)
+    except _ABOUT_INPUT as problem:
+        _leave(str(problem), _USAGE)
+    except OSError as problem:
+        if problem.errno == errno.ENOSPC:
+            _leave(
+                f"the disk is full ({context.params['out']}); what is made is kept. Make room. "
+                f"{_go_on(context)}",
+                _ENVIRONMENT,
+            )
+        _leave(str(problem), _ENVIRONMENT)
+    except ImportError as problem:
+        _leave(str(problem), _ENVIRONMENT)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    number = int(os.environ.get("RANK", "0"))
+    before = f"process {number}: " if number else ""
+    print(f"fenchel audit: {before}{message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _go_on(context: typer.Context) -> str:
+    """What to type; the launcher of several processes is not known here."""
+    words = ["fenchel", "audit", str(context.params["model"])]
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if option.name in ("model", "resume") or value is None or value == option.default:
+            continue
+        words += [option.opts[0]] if value is True else [option.opts[0], str(value)]
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    started = " (started by the same launcher)" if several else ""
+    return f"To go on{started}: {shlex.join([*words, '--resume'])}"

@@ -1,0 +1,100 @@
+"""A recipe: one alpha for every head of a model, as an audit finds it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fenchel.regularizers import Tsallis
+
+FORMAT = "fenchel-recipe-1"
+
+
+def alphas_of(recipe: str | Path | Mapping[str, Any]) -> dict[str, list[float]]:
+    """Path of an attention -> alpha of each of its heads, checked.
+
+    recipe: what `lens.Audit.recipe()` returns, or the JSON file that `fenchel audit` wrote.
+    """
+    document = recipe if isinstance(recipe, Mapping) else _read(Path(recipe))
+    if document.get("format") != FORMAT or not isinstance(document.get("alphas"), Mapping):
+        raise ValueError(
+            f"a recipe says format {FORMAT!r} and alphas by path of an attention, got the keys "
+            f"{', '.join(map(str, document)) or 'none'}; `fenchel audit` writes one as recipe.json"
+        )
+    found = {str(path): alphas for path, alphas in document["alphas"].items()}
+    for path, alphas in found.items():
+        if not isinstance(alphas, list | tuple) or not alphas or not all(map(_is_alpha, alphas)):
+            raise ValueError(
+                f"alphas of {path} must be a list of finite numbers of at least 1, got {alphas!r}"
+            )
+    return {path: list(alphas) for path, alphas in found.items()}
+
+
+def _is_alpha(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 1 <= x < math.inf
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ValueError(f"cannot read the recipe {path}: {problem.strerror}") from problem
+    except ValueError as problem:
+        raise ValueError(f"the recipe {path} is not JSON: {problem}") from problem
+    if not isinstance(document, Mapping):
+        raise ValueError(f"the recipe {path} must hold an object, got {type(document).__name__}")
+    return document
+
+
+def held_by(
+    recipe: str | Path | Mapping[str, Any], attentions: Mapping[str, nn.Module]
+) -> dict[str, Tsallis]:
+    """The regulariser of every attention of the model.
+
+    A model with a head on top has its attentions one name deeper than the model that was audited,
+    and the other way round: paths may differ by one prefix, the same for all.
+    """
+    alphas = alphas_of(recipe)
+    for names in _renamings(list(alphas), list(attentions)):
+        if names.keys() == alphas.keys():
+            return {
+                names[path]: _regularizer(alphas[path], names[path], attentions[names[path]])
+                for path in alphas
+            }
+    some = next(iter(attentions))
+    raise ValueError(
+        f"the recipe is for another model: it names {len(alphas)} attentions such as "
+        f"{next(iter(alphas), None)!r}, the model has {len(attentions)} such as {some!r}"
+    )
+
+
+def _renamings(ours: list[str], theirs: list[str]) -> list[dict[str, str]]:
+    """Path in the recipe -> path in the model, if all match, for each way to match them."""
+    made = []
+    for end in (ours[0], theirs[0]) if ours and len(ours) == len(theirs) else ():
+        others = theirs if end == ours[0] else ours
+        fitting = [path for path in others if path == end or path.endswith(f".{end}")]
+        for path in fitting:
+            prefix = path[: len(path) - len(end)]
+            if end == ours[0]:
+                made.append({own: prefix + own for own in ours if prefix + own in theirs})
+            else:
+                made.append({prefix + own: own for own in theirs if prefix + own in ours})
+    return made
+
+
+def _regularizer(alphas: list[float], path: str, attention: nn.Module) -> Tsallis:
+    for name in ("num_attention_heads", "num_heads", "n_heads"):
+        heads = getattr(attention, name, None)
+        if isinstance(heads, int) and heads != len(alphas):
+            raise ValueError(
+                f"the recipe is for another model: {path} has {heads} heads, the recipe "
+                f"{len(alphas)} alphas"
+            )
+    return Tsallis(torch.tensor(alphas)[:, None])

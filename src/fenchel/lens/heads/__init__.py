@@ -1,0 +1,1 @@
+"""The audit of every head of a model: capture, sums, store, table."""

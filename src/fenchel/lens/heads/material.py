@@ -1,0 +1,339 @@
+"""What a model is shown: texts or images, a few at a time, and which of their tokens count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fenchel._numerics import check_whole
+from fenchel.lens.recognise import Kind
+
+LONGEST = 512  # tokens, unless the caller says otherwise
+_POSITIONS = ("position_embeddings", "embed_positions", "wpe")
+_ENTRIES = 2**22  # numbers of the weights of one layer that are held at once
+_REMEMBERED = 64  # groups of texts whose generated tokens are kept
+_STRETCH = 1.4  # longest over shortest of the texts that are padded to one length
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Of the sequence that asks or of the one that is asked: real (B, n), special (B, n)."""
+
+    real: Tensor
+    special: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Inputs of one call of the model.
+
+    first: tokens of the input; second: of what an encoder-decoder writes, else None.
+    words: how they read, text by text, of the first and of the second.
+    """
+
+    given: dict[str, Tensor]
+    first: Tokens
+    second: Tokens | None = None
+    words: tuple[list[list[str]], ...] = ()
+
+    @property
+    def last(self) -> Tokens:
+        """Those of the model's output."""
+        return self.first if self.second is None else self.second
+
+    def sides(self, kind: Kind) -> tuple[Tokens, Tokens]:
+        """(those that ask, those that are asked)"""
+        own = self.first if kind == "encoder" else self.last
+        return own, self.first if kind == "cross" else own
+
+    def words_of(self, kind: Kind) -> tuple[list[list[str]], list[list[str]]]:
+        own = self.words[0] if kind == "encoder" or self.second is None else self.words[1]
+        return own, self.words[0] if kind == "cross" else own
+
+
+class Material(Protocol):
+    """Items by their number; an audit asks for a few at a time."""
+
+    @property
+    def what(self) -> str:
+        """ "texts" or "images"."""
+
+    def __len__(self) -> int: ...
+
+    def prepared(self, model: Any, places: Sequence[int]) -> Prepared: ...
+
+    def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
+        """All places, so many at a time that one layer's weights fit."""
+
+    def cut(self, model: Any, places: Sequence[int]) -> int:
+        """How many items are longer than the model allows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """texts through a tokenizer; what is longer than `longest` or than the model allows is cut.
+
+    targets: what an encoder-decoder is to write, one a text; None: it writes `generated` tokens
+        itself, greedily.
+    """
+
+    tokenizer: Any
+    texts: Sequence[str]
+    targets: Sequence[str] | None = None
+    generated: int = 32
+    longest: int = LONGEST
+    what: str = field(default="texts", init=False)
+    _remembered: dict[tuple[int, ...], Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_whole(self.generated, "generated", 1)
+        check_whole(self.longest, "longest", 2)
+        if self.targets is not None and len(self.targets) != len(self.texts):
+            raise ValueError(
+                f"one target a text is needed, got {len(self.targets)} for {len(self.texts)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def prepared(self, model: Any, places: Sequence[int]) -> Prepared:
+        inputs = self._encoded(model, [self.texts[place] for place in places])
+        first = self._tokens(inputs["input_ids"], inputs["attention_mask"])
+        words = self._words(inputs["input_ids"])
+        if not getattr(model.config, "is_encoder_decoder", False):
+            return Prepared(inputs, first, None, (words,))
+        more = self._written(model, inputs, places)
+        second = self._tokens(more["decoder_input_ids"], more["decoder_attention_mask"])
+        written = self._words(more["decoder_input_ids"])
+        return Prepared(inputs | more, first, second, (words, written))
+
+    def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
+        """Texts of like length together, so that little is padding."""
+        allowed = limit(model, self.tokenizer, self.longest)
+        lengths = self._lengths([self.texts[place] for place in places])
+        empty = [place for length, place in zip(lengths, places, strict=True) if not length]
+        if empty:
+            raise ValueError(
+                f"text {empty[0]} (from 0) has no tokens, {self.texts[empty[0]]!r}; leave it out"
+            )
+        by_length = sorted(zip(lengths, places, strict=True))
+        made: list[list[int]] = []
+        start = 0
+        for length, place in by_length:
+            length = min(length, allowed)  # all of the group are padded to it
+            full = not made or len(made[-1]) >= at_once(model, length)
+            if full or length > _STRETCH * start:
+                made.append([])
+                start = length
+            made[-1].append(place)
+        return made
+
+    def cut(self, model: Any, places: Sequence[int]) -> int:
+        allowed = limit(model, self.tokenizer, self.longest)
+        lengths = self._lengths([self.texts[place] for place in places])
+        return sum(length > allowed for length in lengths)
+
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        rows = self.tokenizer(list(texts), verbose=False)["input_ids"]
+        return [len(row) for row in rows]
+
+    def _encoded(self, model: Any, texts: Sequence[str]) -> dict[str, Tensor]:
+        made = self.tokenizer(
+            list(texts),
+            padding=True,
+            padding_side="right",  # positions count from the first token
+            truncation=True,
+            max_length=limit(model, self.tokenizer, self.longest),
+            return_tensors="pt",
+        )
+        device = next(model.parameters()).device
+        return {name: value.to(device) for name, value in made.items()}
+
+    def _tokens(self, ids: Tensor, mask: Tensor) -> Tokens:
+        special = torch.tensor(sorted(self.tokenizer.all_special_ids), device=ids.device)
+        real = mask.bool()
+        return Tokens(real, torch.isin(ids, special) & real)
+
+    def _words(self, ids: Tensor) -> list[list[str]]:
+        """As they read alone; where that is nothing, as the vocabulary writes them."""
+        names = {number: self._word(number) for number in ids.unique().tolist()}
+        return [[names[number] for number in row] for row in ids.tolist()]
+
+    def _word(self, number: int) -> str:
+        read: str = self.tokenizer.decode([number])
+        return read if read.strip() else str(self.tokenizer.convert_ids_to_tokens(number))
+
+    def _written(
+        self, model: Any, inputs: Mapping[str, Tensor], places: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """The target, moved on by one; or what the model writes itself, greedily."""
+        if self.targets is None:
+            made = self._generated(model, inputs, tuple(places))
+            labels, start = made[:, 1:], made[:, :1]
+            real = _until_end(labels, _ends(model, self.tokenizer)).long()
+        else:
+            encoded = self._encoded(model, [self.targets[place] for place in places])
+            labels, real = encoded["input_ids"], encoded["attention_mask"]
+            start = torch.full_like(labels[:, :1], _start(model, self.tokenizer))
+        # a query counts if what follows it does
+        return {
+            "decoder_input_ids": torch.cat([start, labels[:, :-1]], 1),
+            "decoder_attention_mask": real,
+        }
+
+    def _generated(
+        self, model: Any, inputs: Mapping[str, Tensor], places: tuple[int, ...]
+    ) -> Tensor:
+        """Remembered: a probe is asked for again and again."""
+        key = (id(model), *places)
+        if key not in self._remembered:
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            with torch.no_grad():
+                self._remembered[key] = model.generate(
+                    **inputs, max_new_tokens=self.generated, do_sample=False
+                )
+        return self._remembered[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Pictures from files, through an image processor; tokens are patches, and what comes before.
+
+    A model whose tokens are not a grid of patches after a few special ones is refused.
+    """
+
+    processor: Any
+    paths: Sequence[Path]
+    what: str = field(default="images", init=False)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def prepared(self, model: Any, places: Sequence[int]) -> Prepared:
+        pixels = self.pixels(model, places)
+        before, rows, columns = grid(model, pixels)
+        count = before + rows * columns
+        real = torch.ones(len(places), count, dtype=torch.bool, device=pixels.device)
+        special = (torch.arange(count, device=pixels.device) < before).expand_as(real)
+        extra = ["[class]", *(f"[register {n}]" for n in range(1, before))][:before]
+        patches = [f"{row + 1},{column + 1}" for row in range(rows) for column in range(columns)]
+        words = [[*extra, *patches] for _ in places]
+        return Prepared({"pixel_values": pixels}, Tokens(real, special), None, (words,))
+
+    def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
+        before, rows, columns = grid(model, self.pixels(model, places[:1]))
+        some = at_once(model, before + rows * columns)
+        return [list(places[start : start + some]) for start in range(0, len(places), some)]
+
+    def cut(self, model: Any, places: Sequence[int]) -> int:
+        return 0  # the processor resizes
+
+    def pixels(self, model: Any, places: Sequence[int]) -> Tensor:
+        pictures = [opened(self.paths[place]) for place in places]
+        made = self.processor(images=pictures, return_tensors="pt")
+        first = next(model.parameters())
+        pixels: Tensor = made["pixel_values"].to(first.device, first.dtype)
+        return pixels
+
+
+def material(
+    tokenizer: Any, texts: Sequence[Any], targets: Sequence[str] | None = None, **settings: Any
+) -> Material:
+    """Texts, or images where `tokenizer` is an image processor."""
+    if not len(texts):
+        raise ValueError("texts must not be empty")
+    if not hasattr(tokenizer, "image_mean"):
+        if isinstance(texts, str):
+            raise TypeError("texts must be a sequence of texts, got one string")
+        return Texts(tokenizer, texts, targets, **settings)
+    if targets is not None:
+        raise ValueError("targets are for encoder-decoders of text; images have none")
+    return Images(tokenizer, [Path(path) for path in texts])
+
+
+def opened(path: Path) -> Any:
+    """A PIL image in three colours."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except (UnidentifiedImageError, OSError) as problem:
+        raise ValueError(f"{path} cannot be read as an image: {problem}") from problem
+
+
+def grid(model: Any, pixels: Tensor) -> tuple[int, int, int]:
+    """(tokens before the patches, rows, columns), from the sizes of the model."""
+    patch = getattr(model.config, "patch_size", None)
+    if not isinstance(patch, int):
+        raise ValueError(
+            f"{type(model).__name__} has no patch_size in its configuration: looked for a grid of "
+            "square patches, as ViT, DeiT, BEiT and DINOv2 have"
+        )
+    rows, columns = pixels.shape[-2] // patch, pixels.shape[-1] // patch
+    with torch.no_grad():
+        # a classifier has no last_hidden_state
+        states = model(pixel_values=pixels[:1], output_hidden_states=True).hidden_states
+        count = states[-1].shape[1]
+    before = count - rows * columns
+    if before < 0:
+        raise ValueError(
+            f"{type(model).__name__} makes {count} tokens of {rows} x {columns} patches; looked "
+            "for a token a patch, after special ones"
+        )
+    return before, rows, columns
+
+
+def limit(model: Any, tokenizer: Any, longest: int) -> int:
+    """Tokens of a text at most: ours, the tokenizer's and the model's."""
+    allowed = [longest, int(min(tokenizer.model_max_length, 2**31))]
+    for path, module in model.named_modules():
+        # a table of positions; RoBERTa's begins after its padding
+        if isinstance(module, nn.Embedding) and path.rpartition(".")[2] in _POSITIONS:
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            allowed.append(module.num_embeddings - first)
+    rotary = getattr(model.config, "max_position_embeddings", None)
+    allowed += [rotary] if isinstance(rotary, int) and rotary > 0 else []
+    return max(2, min(allowed))
+
+
+def at_once(model: Any, tokens: int) -> int:
+    """Items of so many tokens whose weights in one layer fit."""
+    return max(1, _ENTRIES // (heads(model) * tokens**2))
+
+
+def heads(model: Any) -> int:
+    """Only how much is done at once depends on it."""
+    for name in ("num_attention_heads", "num_heads", "n_head", "encoder_attention_heads"):
+        found = getattr(model.config, name, None)
+        if isinstance(found, int):
+            return found
+    return 16
+
+
+def _until_end(labels: Tensor, ends: Sequence[int]) -> Tensor:
+    """True up to the first token that ends a text: the model may write padding before it."""
+    ended = torch.isin(labels, torch.tensor(ends, dtype=labels.dtype, device=labels.device))
+    return (ended.cumsum(1) - ended.long()) == 0
+
+
+def _ends(model: Any, tokenizer: Any) -> list[int]:
+    for config in (getattr(model, "generation_config", None), model.config):
+        found = getattr(config, "eos_token_id", None)
+        if found is not None:
+            return [found] if isinstance(found, int) else list(found)
+    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+
+
+def _start(model: Any, tokenizer: Any) -> int:
+    for config in (getattr(model, "generation_config", None), model.config):
+        found = getattr(config, "decoder_start_token_id", None)
+        if found is not None:
+            return int(found)
+    return int(tokenizer.pad_token_id)

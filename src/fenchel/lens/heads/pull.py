@@ -1,0 +1,226 @@
+"""Where the gradient of a loss pulls attention: which keys a step down would look at more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from fenchel._numerics import where
+from fenchel.lens.heads.capture import Call, watch
+from fenchel.lens.heads.material import Prepared, Tokens, material
+from fenchel.lens.heads.outputs import embedding, last_states, logits_of
+from fenchel.lens.heads.tallies import Tallies
+from fenchel.lens.recognise import Kind
+
+Loss = Callable[[Any, Prepared], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Advantage:
+    """Of one attention: scores (B, H, Q, n), minus the derivative of the loss in each score.
+
+    -dLoss/ds_j = p_j (E_p l - l_j) with l_j = <dLoss/dy, v_j>: positive where a step down the
+    gradient would attend more. CLAIMS L-5
+    """
+
+    call: Call
+    scores: Tensor
+
+    def only(self, heads: Sequence[int]) -> Advantage:
+        return Advantage(self.call.only(heads), self.scores[:, list(heads)])
+
+
+@dataclass(frozen=True, eq=False)
+class Advantages:
+    """found: of every attention call. attribution: minus gradient x input of the tokens that come
+    in, and of those that an encoder-decoder writes, (B, n), NaN for a token without one."""
+
+    prepared: Prepared
+    found: list[Advantage]
+    attribution: tuple[Tensor | None, Tensor | None]
+
+    def of(self, kind: Kind, layer: int) -> Tensor:
+        """-dLoss/dscore, (B, H, Q, n)."""
+        for one in self.found:
+            if (one.call.kind, one.call.layer) == (kind, layer):
+                return one.scores
+        there = ", ".join(f"{one.call.kind} {one.call.layer}" for one in self.found)
+        raise KeyError(f"no {kind} layer {layer}; there are: {there}")
+
+    def attributed(self, kind: Kind) -> Tensor | None:
+        """Of the tokens that are asked."""
+        written = kind == "decoder" and self.prepared.second is not None
+        return self.attribution[1 if written else 0]
+
+
+def advantage(
+    model: Any, tokenizer: Any, texts: Sequence[Any], loss: Loss | None = None
+) -> Advantages:
+    """Which keys the gradient of a loss would attend more, in every head.
+
+    >>> found = lens.advantage(model, tokenizer, ["A man is playing a guitar."])
+    >>> found.of("encoder", 2)[0, 7].sum(0)            # third layer, head 7: by token
+    >>> towards = lambda outputs, prepared: -outputs.last_hidden_state[:, 0].sum()
+    >>> lens.advantage(model, tokenizer, texts, towards)          # any direction of the output
+
+    tokenizer, texts: as in `audit`; all texts at once. loss: of what the model returns and of what
+    it was given, one number. None: a language model's surprise, else minus the length of the
+    embedding.
+    """
+    shown = material(tokenizer, texts)
+    return advantages(model, shown.prepared(model, range(len(shown))), loss)
+
+
+def advantages(model: Any, prepared: Prepared, loss: Loss | None = None) -> Advantages:
+    """The same of inputs that are ready."""
+    chosen = default_loss(model) if loss is None else loss
+    calls: list[Call] = []
+    with entering(model, prepared) as entered:
+        with watch(model, calls.append, derivatives=True):
+            value = chosen(model(**prepared.given, output_hidden_states=True), prepared)
+        wanted = [*(call.output for call in calls), *entered.values()]
+        slopes = torch.autograd.grad(value, wanted, allow_unused=True)
+    found = [_advantage(call, slope) for call, slope in zip(calls, slopes, strict=False)]
+    came = dict(zip(entered, slopes[len(calls) :], strict=True))
+    sides = (("input", prepared.first), ("output", prepared.second))
+    first, second = (
+        None
+        if side not in came or tokens is None
+        else _attribution(entered[side], came[side], tokens)
+        for side, tokens in sides
+    )
+    return Advantages(prepared, found, (first, second))
+
+
+def _attribution(vectors: Tensor, slope: Tensor | None, tokens: Tokens) -> Tensor:
+    """Minus gradient x input; special tokens that come before the vectors have none. (B, n)"""
+    product = torch.zeros_like(vectors) if slope is None else -(slope * vectors)
+    values = product.detach().double().flatten(2).sum(-1)
+    before = tokens.real.shape[1] - values.shape[1]
+    return torch.nn.functional.pad(values, (before, 0), value=torch.nan)
+
+
+@contextmanager
+def entering(model: Any, prepared: Prepared) -> Iterator[dict[str, Tensor]]:
+    """While open, the vectors of tokens as they enter the model, made leaves: "input", "output".
+
+    They come from the embedding that is given the tokens' numbers, whatever it is called; those of
+    an image from the layer that the model names as its input.
+    """
+    names = {"input_ids": "input", "decoder_input_ids": "output"}
+    ids = {side: prepared.given[name] for name, side in names.items() if name in prepared.given}
+    entered: dict[str, Tensor] = {}
+
+    def take(module: nn.Module, args: Any, output: Any) -> Tensor | None:
+        side = next(
+            (s for s, x in ids.items() if s not in entered and _embeds(module, args, x)), None
+        )
+        if side is None and not ids and module is model.get_input_embeddings():
+            side = "input"
+        if side is None:
+            return None
+        entered[side] = output.detach().requires_grad_()
+        return entered[side]
+
+    hook = register_module_forward_hook(take)  # type: ignore[arg-type]  # it may replace
+    try:
+        yield entered
+    finally:
+        hook.remove()
+
+
+def _embeds(module: nn.Module, args: Any, ids: Tensor) -> bool:
+    return (
+        isinstance(module, nn.Embedding)
+        and len(args) > 0
+        and args[0].shape == ids.shape
+        and torch.equal(args[0], ids)
+    )
+
+
+def _advantage(call: Call, slope: Tensor | None) -> Advantage:
+    with torch.no_grad():
+        p = call.weights()
+        if slope is None:  # the loss does not depend on it
+            return Advantage(call, torch.zeros_like(p))
+        _, values = call.repeated()
+        direction = slope.double().transpose(1, 2)  # (B, H, Q, e)
+        losses = direction @ values.mT  # (B, H, Q, n)
+        mean = (p * losses).sum(-1, keepdim=True)
+        return Advantage(call, p * (mean - losses))
+
+
+def default_loss(model: Any) -> Loss:
+    """Summed over texts. Of a model that writes: the mean surprise of the next token. Else minus
+    the length of the embedding, the mean of the last states: its gradient is their direction."""
+    return _next_token if model.can_generate() else _length
+
+
+def _next_token(outputs: Any, prepared: Prepared) -> Tensor:
+    logits = logits_of(outputs)
+    if logits is None:
+        raise ValueError(f"{type(outputs).__name__} holds no logits of every token; give a loss")
+    return _surprise(logits, prepared)
+
+
+def _length(outputs: Any, prepared: Prepared) -> Tensor:
+    lengths: Tensor = embedding(last_states(outputs), prepared).norm(dim=-1)
+    return -lengths.sum()
+
+
+def _surprise(logits: Tensor, prepared: Prepared) -> Tensor:
+    decoder = prepared.second is not None
+    ids = prepared.given["decoder_input_ids" if decoder else "input_ids"]
+    real = prepared.last.real
+    follows, counts = ids[:, 1:], (real[:, 1:] & real[:, :-1]).to(logits.dtype)
+    surprise = -logits[:, :-1].log_softmax(-1).gather(-1, follows.unsqueeze(-1)).squeeze(-1)
+    means: Tensor = (surprise * counts).sum(1) / counts.sum(1).clamp_min(1)
+    return means.sum()
+
+
+def advantage_tallies(found: Advantage, prepared: Prepared, attribution: Tensor | None) -> Tallies:
+    """advantage: the sum over queries of sum_j |dLoss/ds_j|. advantage_special: the part of it at
+    special tokens. advantage_agreement: the rank correlation, text by text, of what each token
+    would gain with minus gradient x input."""
+    asking, asked = prepared.sides(found.call.kind)
+    counts = asking.real[:, None, :, None]
+    gained = where(counts, found.scores, 0.0)  # (B, H, Q, n)
+    size = gained.abs().sum(2)  # (B, H, n)
+    made = {
+        "advantage": size.sum((0, 2)),
+        "advantage_special": (size * asked.special[:, None]).sum((0, 2)),
+        "advantage_queries": asking.real.sum().double().expand(found.call.heads).clone(),
+    }
+    if attribution is None:
+        return made
+    ranked = asked.real & attribution.isfinite()
+    ranks = [
+        rank_correlation(gained[text].sum(1)[:, chosen], attribution[text, chosen])
+        for text, chosen in enumerate(ranked)
+    ]
+    correlation = torch.stack(ranks)  # (B, H), NaN where nothing can be ranked
+    known = correlation.isfinite()
+    made["advantage_agreement"] = where(known, correlation, 0.0).sum(0)
+    made["advantage_texts"] = known.double().sum(0)
+    return made
+
+
+def rank_correlation(rows: Tensor, other: Tensor) -> Tensor:
+    """Spearman's, of every row (H, n) with `other` (n); NaN for rows that are constant."""
+    a, b = _ranks(rows), _ranks(other)
+    a, b = a - a.mean(-1, keepdim=True), b - b.mean(-1, keepdim=True)
+    sizes = a.norm(dim=-1) * b.norm(dim=-1)
+    return where(sizes > 0, (a * b).sum(-1) / where(sizes > 0, sizes, 1.0), torch.nan)
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """Ties share their mean rank. (..., n)"""
+    below = (x.unsqueeze(-1) > x.unsqueeze(-2)).double().sum(-1)
+    equal = (x.unsqueeze(-1) == x.unsqueeze(-2)).double().sum(-1)
+    return below + (equal - 1) / 2

@@ -1,0 +1,173 @@
+"""What an audit says in a few sentences, each linked to the head or the map it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import median
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+Document = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+MOST = 6  # more than six sentences are not read
+_HALF = 0.5
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+class Piece(NamedTuple):
+    """A part of a sentence. link: what follows the # of an address, if it leads anywhere."""
+
+    text: str
+    link: str | None = None
+
+
+Fact = tuple[Piece, ...]
+
+
+def facts(document: Document) -> list[Fact]:
+    """At most six sentences; those whose numbers were not measured are left out."""
+    makers = (_special, _looks, _extremes, _everywhere, _certified, _recipe, _alike)
+    return [fact for make in makers for fact in make(document)][:MOST]
+
+
+def place(row: Row, document: Document) -> Piece:
+    """layer 3 head 7, with its kind where there are several, linked to its page."""
+    several = len({other["kind"] for other in document["rows"]}) > 1
+    kind = f"{row['kind']} " if several else ""
+    link = f"{row['kind']}/{row['layer']}/{row['head']}"
+    return Piece(f"{kind}layer {row['layer']} head {row['head']}", link)
+
+
+def measured(rows: Iterable[Row], column: str) -> list[Row]:
+    return [row for row in rows if row.get(column) is not None]
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent where that is short."""
+    size = abs(value)
+    if value == 0 or 1e-3 <= size < 1000:
+        return f"{value:.3g}"
+    if 1000 <= size < 1e6:
+        return f"{value:,.0f}".replace(",", "\u202f")
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits}·10{str(int(power)).translate(_RAISED)}"
+
+
+def percent(share: float) -> str:
+    """31 %, 0.8 %, less than 0.1 %."""
+    if 0 < share < 0.001:
+        return "less than 0.1 %"
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+
+
+def _first(document: Document, *names: str) -> str | None:
+    """The first of these columns that was measured for some head."""
+    return next((name for name in names if measured(document["rows"], name)), None)
+
+
+def _map(text: str, column: str) -> Piece:
+    return Piece(text, f"map/{quote(column, safe='')}")
+
+
+def _special(document: Document) -> Iterator[Fact]:
+    rows = measured(document["rows"], "mass_special")
+    if rows:
+        many = sum(row["mass_special"] > _HALF for row in rows)
+        heads = _map(f"{many} of {len(rows)} heads", "mass_special")
+        verb = "puts" if many == 1 else "put"
+        yield (heads, Piece(f" {verb} more than half of the weight on special tokens."))
+
+
+def _looks(document: Document) -> Iterator[Fact]:
+    rows = measured(document["rows"], "effective_support")
+    if rows:
+        middle = number(median(row["effective_support"] for row in rows))
+        what = "patches" if document["inputs"]["what"] == "images" else "tokens"
+        start = Piece("The median head looks at ")
+        yield (start, _map(f"{middle} {what}", "effective_support"), Piece("."))
+
+
+def _extremes(document: Document) -> Iterator[Fact]:
+    near, wide = _first(document, "distance"), _first(document, "entropy_share", "entropy")
+    pieces: list[Piece] = []
+    if near is not None:
+        row = min(measured(document["rows"], near), key=lambda row: row[near])
+        reach = f" (its keys are {number(row[near])} tokens away on average)"
+        pieces += [Piece("Most local: "), place(row, document), Piece(reach)]
+    if wide is not None:
+        row = max(measured(document["rows"], wide), key=lambda row: row[wide])
+        pieces += [Piece("; most diffuse: " if pieces else "Most diffuse: "), place(row, document)]
+    if pieces:
+        yield (*pieces, Piece("."))
+
+
+def _everywhere(document: Document) -> Iterator[Fact]:
+    for run in document["everywhere"][:1]:
+        start = Piece(f"alpha {run['alpha']:g} everywhere", "everywhere")
+        said = _shares(run, "{} of the links are kept", "the output moves by {}")
+        if said:
+            yield (Piece("At "), start, Piece(f" {said}."))
+
+
+def _shares(run: Mapping[str, Any], kept: str, moved: str) -> str:
+    """What is known of a run of the whole model. kept, moved: with {} for the share."""
+    said = ((kept, run["kept"]), (moved, _root_mean_square(run["moved"])))
+    return " and ".join(words.format(percent(x)) for words, x in said if x is not None)
+
+
+def _root_mean_square(moved: Any) -> float | None:
+    """A number as it is; of several sets of texts that which the recipe has not seen."""
+    if not isinstance(moved, Mapping):
+        return None if moved is None else float(moved)
+    found = moved.get("unseen", moved.get("probe"))
+    return None if found is None else found["root_mean_square"]
+
+
+def _certified(document: Document) -> Iterator[Fact]:
+    column = _first(document, "largest_bound", "bound")
+    if column is not None:
+        rows = sorted(measured(document["rows"], column), key=lambda row: row[column])
+        low, high = rows[0], rows[-1]
+        yield (
+            Piece("Certified: a head's output moves by at most "),
+            _map(f"{number(low[column])} to {number(high[column])} times", column),
+            Piece(" as far as its query; least stable: "),
+            place(high, document),
+            Piece("."),
+        )
+
+
+def _recipe(document: Document) -> Iterator[Fact]:
+    recipe = document["recipe"]
+    if recipe is not None:
+        said = _shares(recipe, "keeps {} of the links", "moves the output by {}")
+        if said:
+            yield (Piece("The "), Piece("recipe", "recipe"), Piece(f" {said}."))
+
+
+def _alike(document: Document) -> Iterator[Fact]:
+    """The two heads of one layer that look alike the most."""
+    best: tuple[float, Row, Row] | None = None
+    for rows, table in _layers(document):
+        for i in range(len(rows)):
+            for j in range(i):
+                cosine = table[i][j]
+                if cosine is not None and (best is None or cosine > best[0]):
+                    best = (cosine, rows[j], rows[i])
+    if best is not None:
+        cosine, one, other = best
+        link = Piece(f"head {other['head']}", place(other, document).link)
+        said = Piece(f" look alike the most (cosine {cosine:.2f}).")
+        yield (_capital(place(one, document)), Piece(" and "), link, said)
+
+
+def _layers(document: Document) -> Iterator[tuple[list[Row], list[list[float | None]]]]:
+    for name, table in document["agreement"].items():
+        kind, layer = name.split("/")
+        here = (kind, int(layer))
+        yield [row for row in document["rows"] if (row["kind"], row["layer"]) == here], table
+
+
+def _capital(piece: Piece) -> Piece:
+    return Piece(piece.text[:1].upper() + piece.text[1:], piece.link)

@@ -1,0 +1,265 @@
+"""The audit as a whole, on small models: what is asked for, odd texts, and the model afterwards."""
+
+import math
+
+import pytest
+import torch
+
+from fenchel import lens
+from fenchel.lens.heads.auditing import Run
+from fenchel.lens.heads.material import material
+from fenchel.lens.heads.store import Store
+from fenchel.lens.heads.wanted import MEASURES, STREAMED, Wanted
+from tests.lens.architectures import BUILDERS, build, pictures, processor, tokenizer
+
+TEXTS = ["a b c d", "e f", "g h i j k", "a a b", "c", "d e f g h i", "b"]
+NAMES = ["bert", "gpt2", "llama", "t5", "bart"]
+ONE = {"layers": (1,), "heads": (2,), "trials": 5}  # where one head shows it
+QUICK = ("weights", "what_if", "certificate", "geometry", "local", "advantage", "model")
+
+
+def run(model, name, texts=TEXTS, chunk=32, store=None, **settings):
+    """settings: of `Wanted`."""
+    targets = texts if name in ("t5", "bart") else None
+    return Run(model, material(tokenizer(name), texts, targets), Wanted(**settings), chunk, store)
+
+
+def same(one, two, rel=1e-9, names=None):
+    """Rows that hold the same numbers."""
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        for name in names or a.keys():
+            wanted = b[name]
+            if isinstance(wanted, float):
+                wanted = pytest.approx(wanted, rel=rel, abs=1e-12, nan_ok=True)
+            assert a[name] == wanted, (name, a["kind"], a["layer"], a["head"])
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def named(request):
+    return request.param, build(request.param)
+
+
+def test_chunks_agree_with_one_pass(named):
+    """But for rounding: the sums are the same however the texts are cut."""
+    name, model = named
+    whole = run(model, name, measures=STREAMED).audit()
+    cut = run(model, name, measures=STREAMED, chunk=2).audit()
+    assert whole.tallies.keys() == cut.tallies.keys()
+    for key, value in whole.tallies.items():
+        torch.testing.assert_close(value, cut.tallies[key], rtol=1e-6, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_an_interrupted_audit_goes_on(name, tmp_path):
+    model = build(name)
+    settings = {"measures": ("weights", "what_if", "geometry"), "probe": 2}
+
+    def begun(folder):
+        store = Store(tmp_path / folder, {"model": name})
+        store.open(resume=True)
+        return run(model, name, chunk=3, store=store, **settings)
+
+    wanted = begun("once").audit().to_csv()
+    units = [unit.name for unit in begun("once").units()]
+    assert units == [f"chunk-{n:06d}" for n in range(3)] + ["probe-000000"]
+    for stop in range(len(units)):
+        parts = begun(f"stopped-{stop}")
+        parts.work(lambda number, stop=stop: number < stop, lambda unit: None)
+        assert parts.store.names() == sorted(units[:stop])
+        again = begun(f"stopped-{stop}")
+        assert again.audit().to_csv() == wanted
+        for unit in units:
+            once = (tmp_path / "once" / f"{unit}.npz").read_bytes()
+            assert again.store.path(unit).read_bytes() == once
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_the_implementation_does_not_matter(name, tmp_path):
+    """Eager or sdpa: an audit computes attention itself."""
+    found = []
+    for implementation in ("eager", "sdpa"):
+        model = build(name, implementation)
+        measures = (*QUICK, "deviation", "attack", "recipe")
+        if name == "vit":
+            shown = material(processor(), pictures(tmp_path))
+            one = Run(model, shown, Wanted(measures, (2.0,), tolerance=0.1, **ONE))
+        else:
+            more = {"alphas": (2.0,), "tolerance": 0.1, **ONE}
+            one = run(model, name, TEXTS[:2], measures=measures, **more)
+        found.append(one.audit().rows())
+    same(*found)
+
+
+def test_heads_and_layers_are_rows_of_the_whole(named):
+    name, model = named
+    measures = tuple(one for one in QUICK if one != "model" or name in ("bert", "llama"))
+    settings = {"measures": (*measures, "deviation"), "alphas": (2.0,), "probe": 1}
+    whole = run(model, name, TEXTS[:3], **settings).audit().rows()
+    part = run(model, name, TEXTS[:3], **settings, layers=(1,), heads=(3, 1)).audit()
+    wanted = [row for row in whole if row["layer"] == 1 and row["head"] in (1, 3)]
+    # these two look at the other heads that were chosen
+    own = [key for key in wanted[0] if key not in ("agreement", "layer_all_2")]
+    same(part.rows(), wanted, names=own)
+    assert {row["layer"] for row in part.rows()} == {1}
+
+
+def test_wrong_numbers_are_refused():
+    model = build("bert")
+    with pytest.raises(ValueError, match="layers 0 to 1, no layer 2"):
+        run(model, "bert", layers=(0, 2))
+    with pytest.raises(ValueError, match="heads 0 to 3, no head 4"):
+        run(model, "bert", heads=(4,))
+    with pytest.raises(ValueError, match="measures must be of"):
+        Wanted(measures=("heat",))
+    with pytest.raises(ValueError, match="measures must be of"):
+        Wanted(measures=())
+    for alpha in (1.0, 0.5, 4.5, math.nan):
+        with pytest.raises(ValueError, match="alpha"):
+            Wanted(alphas=(alpha,))
+    for tolerance in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match="tolerance"):
+            Wanted(tolerance=tolerance)
+    with pytest.raises(ValueError, match="probe"):
+        Wanted(probe=0)
+
+
+@pytest.mark.parametrize("which", ["layers", "heads"])
+def test_negative_numbers_are_refused(which):
+    with pytest.raises(ValueError, match="-1"):
+        run(build("bert"), "bert", **{which: (-1,)})
+
+
+GROUPS = {
+    "weights": {"weights"},
+    "deviation": {"estimation"},
+    "what_if": {"what-if"},
+    "certificate": {"stability"},
+    "geometry": {"geometry"},
+    "advantage": {"geometry"},
+    "local": {"stability"},
+    "attack": {"stability"},
+    "model": {"what-if"},
+    "recipe": {"recipe"},
+}
+
+
+def test_each_measure_brings_its_own_columns():
+    model, seen = build("t5"), []
+    for measure in MEASURES:
+        found = run(model, "t5", TEXTS[:1], measures=(measure,), layers=(0,), trials=5).audit()
+        assert {column.group for column in found.columns()} == GROUPS[measure]
+        assert all(math.isfinite(row[found.columns()[0].name]) for row in found.rows())
+        seen += [column.name for column in found.columns()]
+    whole = run(model, "t5", TEXTS[:1], **ONE).audit()
+    assert sorted(seen) == sorted(column.name for column in whole.columns())
+    assert len(seen) == len(set(seen))
+
+
+def test_other_alphas():
+    model = build("gpt2")
+    found = run(model, "gpt2", measures=("what_if", "model"), alphas=(1.25, 3.0)).audit()
+    rows = found.rows()
+    for row in rows:
+        assert 0 < row["kept_3"] <= row["kept_1.25"] <= 1
+        assert 0 < row["model_moved_3"] < math.inf
+    assert not [name for name in rows[0] if name.endswith(("_1.5", "_2"))]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+@pytest.mark.parametrize("texts", [["a"], ["", "a b"], [""], ["a b c"]])
+def test_odd_texts(name, texts):
+    """One token, none of its own but special ones, one text, a probe larger than the texts."""
+    found = run(build(name), name, texts, **ONE).audit()
+    for row in found.rows():
+        for column, value in row.items():
+            assert isinstance(value, str | int) or not math.isinf(value), column
+        assert math.isfinite(row["entropy"])
+        assert row["effective_support"] >= 1
+    assert found.document()["inputs"]["probe"] == len(texts)
+
+
+def test_a_text_without_tokens_is_refused():
+    with pytest.raises(ValueError, match=r"text 1 \(from 0\) has no tokens, ''; leave it out"):
+        run(build("gpt2"), "gpt2", ["a b", ""], measures=("weights",)).audit()
+
+
+CASES = [("bert", torch.float32), ("llama", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_lower_precision_is_close(name, dtype):
+    low = run(build(name).to(dtype), name, TEXTS[:2], **ONE).audit().rows()
+    high = run(build(name), name, TEXTS[:2], **ONE).audit().rows()
+    for a, b in zip(low, high, strict=True):
+        for key in ("entropy", "mass_first", "fisher_scores", "kept_2"):
+            assert a[key] == pytest.approx(b[key], abs=1e-4 if dtype == torch.float32 else 0.4)
+        for key, value in b.items():
+            if isinstance(value, float) and math.isfinite(value):
+                assert math.isfinite(a[key]), key
+
+
+LEFT = [("bert", "eager"), ("bert", "sdpa"), ("llama", "sdpa"), ("bart", "eager")]
+
+
+@pytest.mark.parametrize(("name", "implementation"), LEFT)
+def test_the_model_is_left_as_it_was(name, implementation):
+    model = build(name, implementation).train()
+    frozen = next(model.parameters())
+    frozen.requires_grad_(False)
+    shown = material(tokenizer(name), TEXTS[:3], TEXTS[:3] if name in ("t5", "bart") else None)
+    with torch.no_grad():  # transformers leaves hooks of its own where it records states
+        model(**shown.prepared(model, [0]).given, output_hidden_states=True)
+    before = {path: value.clone() for path, value in model.state_dict().items()}
+    modules, hooks = dict(model.named_modules()), _hooks(model)
+    run(model, name, TEXTS[:2], **ONE).audit()
+    assert all(module.training for module in model.modules())
+    configs = [module.config for module in modules.values() if hasattr(module, "config")]
+    assert {config._attn_implementation for config in configs} == {implementation}
+    assert [x.requires_grad for x in model.parameters()].count(False) == 1
+    assert all(x.grad is None for x in model.parameters())
+    assert all(torch.equal(value, before[path]) for path, value in model.state_dict().items())
+    assert dict(model.named_modules()).keys() == modules.keys()
+    assert _hooks(model) == hooks
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def _hooks(model):
+    return [
+        (list(one._forward_hooks), list(one._forward_pre_hooks), list(one._backward_hooks))
+        for one in model.modules()
+    ]
+
+
+def test_left_padding_changes_nothing():
+    model = build("llama")
+    found = []
+    for side in ("left", "right"):
+        shown = material(tokenizer("llama", padding_side=side), TEXTS)
+        found.append(Run(model, shown, Wanted(("weights", "advantage"))).audit().rows())
+    same(*found)
+
+
+def test_an_encoder_decoder_writes_its_own_target():
+    shown = material(tokenizer("bart"), TEXTS[:2], generated=5)
+    found = Run(build("bart"), shown, Wanted(("weights",))).audit()
+    assert ("cross", 1) in found.heads
+    assert 2 <= found.of("decoder", 0)["queries"].min() <= 10
+
+
+def test_the_front_door():
+    model = build("bert")
+    found = lens.audit(model, tokenizer("bert"), TEXTS[:2], measures=["weights"])
+    header = found.to_csv().splitlines()[0].split(",")
+    assert header[:4] == ["kind", "layer", "head", "entropy"]
+    assert len(found.to_csv().splitlines()) == 9
+    assert found.recipe() is None
+    with pytest.raises(TypeError, match="not both"):
+        lens.audit(model, tokenizer("bert"), TEXTS, measures=["weights"], wanted=Wanted())
+    with pytest.raises(ValueError, match="texts must not be empty"):
+        lens.audit(model, tokenizer("bert"), [])
+    with pytest.raises(KeyError, match="no cross layer 0"):
+        found.of("cross", 0)
+    with pytest.raises(ValueError, match="no column 'heat'"):
+        found.plot("heat")

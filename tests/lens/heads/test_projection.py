@@ -1,0 +1,80 @@
+"""The matrix from heads to the layer's output is found by what it is fed."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+
+from fenchel import lens
+from fenchel.lens.heads.material import material
+from fenchel.lens.heads.projection import projections
+from tests.lens.architectures import BUILDERS, SMALL, build, pictures, processor, tokenizer
+from tests.lens.heads.reference import ATTENTIONS, output_of
+
+
+def shown(name, folder):
+    if name == "vit":
+        return material(processor(), pictures(folder))
+    targets = ["c d", "e"] if name in ("t5", "bart") else None
+    return material(tokenizer(name), ["a b c", "d e"], targets)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_it_is_the_real_module(name, tmp_path):
+    model = build(name)
+    found = projections(model, shown(name, tmp_path).prepared(model, [0]))
+    places = [(kind, layer) for kind in ATTENTIONS[name] for layer in range(2)]
+    assert sorted(found) == sorted(places)
+    for kind, layer in places:
+        module = output_of(name, model, ATTENTIONS[name][kind].format(layer))
+        joined = torch.randn(3, 32, dtype=torch.float64)
+        heads = joined.unflatten(-1, (4, 8)).transpose(0, 1)[None]  # (1, H, 3, e)
+        with torch.no_grad():
+            wanted = module(joined)
+        torch.testing.assert_close(found[kind, layer].whole(heads)[0], wanted)
+        grams, weight = found[kind, layer].grams(), found[kind, layer].weight
+        for head in range(4):
+            own = heads[0, head]
+            lengths = (own @ weight[head]).square().sum(-1)
+            torch.testing.assert_close(((own @ grams[head]) * own).sum(-1), lengths)
+        assert found[kind, layer].only([2]).weight.shape == (1, 8, 32)
+
+
+class Gate(torch.nn.Module):
+    """Something between the heads and their projection."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, joined, *others):
+        return self.inner(joined * joined.sigmoid(), *others)
+
+
+def gated(layers):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = hf.BertModel(hf.BertConfig(**SMALL, **sizes, intermediate_size=48)).double().eval()
+    for layer in layers:
+        attention = model.encoder.layer[layer].attention
+        attention.output = Gate(attention.output)
+    return model
+
+
+def test_with_a_gate_between_there_is_none():
+    one = gated([1])
+    found = projections(one, shown("bert", Path()).prepared(one, [0]))
+    assert list(found) == [("encoder", 0)]
+    measures = ["weights", "what_if", "recipe"]
+    rows = lens.audit(one, tokenizer("bert"), ["a b c", "d e"], measures=measures).rows()
+    for row in rows:
+        assert math.isnan(row["layer_moved_2"]) == math.isnan(row["layer_all_1.5"])
+        assert math.isnan(row["layer_moved_2"]) == (row["layer"] == 1)
+        assert math.isfinite(row["moved_2"])
+        assert row["recipe_alpha"] >= 1
+    both = gated([0, 1])
+    found = lens.audit(both, tokenizer("bert"), ["a b c", "d e"], measures=measures)
+    assert not [column.name for column in found.columns() if column.name.startswith("layer_")]
+    assert all(row["recipe_alpha"] >= 1 for row in found.rows())

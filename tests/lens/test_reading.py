@@ -1,0 +1,225 @@
+"""Texts, images and models from disk; every bad input has a message with the way out."""
+
+import json
+import pickle
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+
+from fenchel.lens.reading import drawn, load, read_images, read_targets, read_texts
+from tests.lens.heads import folders
+
+
+def written(tmp_path, content, name="texts.txt"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ("one\n\n  \n two \nthree", "a.txt"),
+        ("one\r\n\r\ntwo\r\nthree\r\n", "a.txt"),
+        (b"\xef\xbb\xbfone\ntwo\nthree\n", "a.txt"),
+        ("one\t0\ntwo\t1\n\t1\nthree\n", "a.tsv"),
+    ],
+)
+def test_a_text_a_line(tmp_path, content, name):
+    assert read_texts(written(tmp_path, content, name)) == ["one", "two", "three"]
+
+
+def test_a_line_is_a_text_whatever_is_in_it(tmp_path):
+    lines = ['{"text": "a, b"}', "a,b\tc", "x\u2028y", "<script>"]
+    assert read_texts(written(tmp_path, "\n".join(lines), "a.jsonl")) == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is empty"),
+        (" \n\n\t\n", "only blank lines"),
+        (b"ab\0c", r"binary file \(byte 2"),
+        ("ab\nc\xe9d\n".encode("latin1"), r"byte 4, 0xe9, in line 2.*iconv -f latin1 -t utf-8"),
+        (b"\xef\xbb\xbfab\nc\xe9d", r"byte 7, 0xe9, in line 2"),
+        ("ab\n".encode("utf-16"), "iconv -f utf-16 -t utf-8"),
+    ],
+)
+def test_bad_texts_say_the_way_out(tmp_path, content, said):
+    with pytest.raises(ValueError, match=said):
+        read_texts(written(tmp_path, content))
+
+
+def test_what_is_not_a_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_texts(tmp_path / "nothing.txt")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        read_texts(tmp_path)
+
+
+def test_a_sample_keeps_the_order_and_follows_the_seed(tmp_path):
+    path = written(tmp_path, "\n".join(f"{n:03d}" for n in range(200)))
+    found = read_texts(path, sample=20, seed=1)
+    assert found == sorted(set(found))
+    assert len(found) == 20
+    assert found == read_texts(path, 20, 1) != read_texts(path, 20, 2)
+    assert len(read_texts(path, sample=1000)) == 200
+    with pytest.raises(ValueError, match="sample"):
+        drawn(5, 0)
+
+
+def test_targets_go_with_their_texts(tmp_path):
+    assert read_targets(written(tmp_path, "x\n\ny\n"), 3) == ["x", "", "y"]
+    with pytest.raises(ValueError, match="3 targets for 2 texts"):
+        read_targets(written(tmp_path, "x\n\ny\n"), 2)
+
+
+def test_images_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"no image; looked for .*\.jpg"):
+        read_images(tmp_path)
+    for name in ("b.png", "a.JPG", "c.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    written(tmp_path, "no image")
+    assert [path.name for path in read_images(tmp_path)] == ["a.JPG", "b.png", "c.png"]
+    assert len(read_images(tmp_path, sample=2)) == 2
+    (tmp_path / "b.png").write_bytes((tmp_path / "c.png").read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"b\.png cannot be read"):
+        read_images(tmp_path)
+    with pytest.raises(NotADirectoryError, match="does not exist"):
+        read_images(tmp_path / "nowhere")
+
+
+# ---- models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    base = tmp_path_factory.mktemp("models")
+    names = ("bert", "t5", "gpt2", "llama", "bart", "vit")
+    return {name: folders.save(name, base / name, pad=name != "llama") for name in names}
+
+
+@pytest.fixture
+def bert(models, tmp_path):
+    """A copy that may be harmed."""
+    return shutil.copytree(models["bert"], tmp_path / "bert")
+
+
+def test_the_head_that_writes_text_is_kept(models):
+    found = {name: type(load(folder)[0]).__name__ for name, folder in models.items()}
+    assert found == {
+        "bert": "BertModel",
+        "t5": "T5ForConditionalGeneration",
+        "gpt2": "GPT2LMHeadModel",
+        "llama": "LlamaForCausalLM",
+        "bart": "BartForConditionalGeneration",
+        "vit": "ViTModel",
+    }
+
+
+def test_other_heads_are_left_out(bert):
+    folders.change_config(bert, architectures=["BertForSequenceClassification"])
+    assert type(load(bert)[0]).__name__ == "BertModel"
+
+
+def test_a_decoder_is_padded_with_its_end(models):
+    _, tokenizer = load(models["llama"])
+    assert (tokenizer.pad_token, tokenizer.padding_side) == ("[SEP]", "right")
+
+
+def test_images_get_their_processor(models):
+    assert hasattr(load(models["vit"])[1], "image_mean")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_dtypes(models, dtype):
+    model, _ = load(models["bert"], dtype)
+    assert next(model.parameters()).dtype == getattr(torch, dtype)
+    assert not model.training
+
+
+def test_an_unknown_dtype_is_refused(models):
+    with pytest.raises(ValueError, match="dtype must be of float32"):
+        load(models["bert"], "int8")
+
+
+def test_a_pickle_is_refused_and_not_opened(models, tmp_path):
+    folder = folders.pickled(models["bert"], tmp_path / "pickled")
+    with pytest.raises(OSError, match=r"pickle \(pytorch_model.bin\)(.|\n)*save_pretrained"):
+        load(folder)
+    assert not (folder / "trace").exists()
+
+
+def test_the_trap_of_the_pickle_works(models, tmp_path):
+    folder = folders.pickled(models["bert"], tmp_path / "pickled")
+    pickle.loads((folder / "pytorch_model.bin").read_bytes())
+    assert (folder / "trace").exists()
+
+
+def test_folders_that_are_no_model(models, bert, tmp_path):
+    with pytest.raises(FileNotFoundError, match="the folder does not exist"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(NotADirectoryError, match="give the folder"):
+        load(bert / "model.safetensors")
+    (bert / "model.safetensors").unlink()
+    with pytest.raises(OSError, match=r"no weights: looked for \*\.safetensors"):
+        load(bert)
+    (bert / "config.json").unlink()
+    with pytest.raises(OSError, match=r"no config\.json \(there is: tokenizer"):
+        load(bert)
+
+
+@pytest.mark.parametrize("harm", ["cut", "noise"])
+def test_damaged_weights(bert, harm):
+    path = bert / "model.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2] if harm == "cut" else b"noise" * 1000)
+    with pytest.raises(OSError, match="are damaged"):
+        load(bert)
+
+
+def test_weights_of_another_configuration(bert):
+    folders.change_config(bert, num_hidden_layers=3)
+    with pytest.raises(OSError, match=r"lack encoder.layer.2.*and 15 more"):
+        load(bert)
+    folders.change_config(bert, num_hidden_layers=2, intermediate_size=50)
+    with pytest.raises(OSError, match="cannot load"):
+        load(bert)
+
+
+def test_no_tokenizer(bert):
+    for path in bert.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(OSError, match=r"no tokenizer: looked for tokenizer\.json"):
+        load(bert)
+
+
+def test_code_of_the_folder_runs_only_if_trusted(bert):
+    code = (
+        "import pathlib\npathlib.Path(__file__).parents[0].joinpath('trace').touch()\nraise OSError"
+    )
+    (bert / "own.py").write_text(code)
+    trace = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    folders.change_config(bert, model_type="own", architectures=["Own"], auto_map=trace)
+    with pytest.raises(ValueError, match="--trust-remote-code"):
+        load(bert)
+    assert not list(bert.rglob("trace"))
+
+
+def test_a_known_model_needs_no_code_of_its_own(bert):
+    (bert / "own.py").write_text("raise SystemExit")
+    folders.change_config(bert, auto_map={"AutoModel": "own.Model"})
+    assert type(load(bert)[0]).__name__ == "BertModel"
+
+
+def test_a_name_without_a_network(bert):
+    with pytest.raises(OSError, match="hf download nobody/nothing --local-dir DIR"):
+        load("nobody/nothing")
+
+
+def test_a_damaged_configuration(bert):
+    (bert / "config.json").write_text(json.dumps({"a": 1})[:-1])
+    with pytest.raises(OSError, match="cannot load"):
+        load(bert)
