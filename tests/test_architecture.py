@@ -28,6 +28,7 @@ ROOMS = [
     "hf",
     "lens",
     "claims",
+    "experiments",
     "testing",
     "bench",
     "report",
@@ -51,7 +52,7 @@ def imported_rooms(path: Path) -> set[str]:
     inside = {
         node
         for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef) and function.name == "plot"
+        if isinstance(function, ast.FunctionDef) and function.name in ("plot", "report")
         for node in ast.walk(function)
     }
     for node in ast.walk(tree):

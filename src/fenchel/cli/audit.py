@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 EXAMPLE = "fenchel audit build/models/minilm --texts sentences.txt --out build/audit"
 
 
+_TEXTS, _PICTURES = 32, 4  # of a unit
 _EARLY = 10  # per cent done before which nothing is foretold in a log
 
 # Columns of the first alpha and of others; those that were not measured are left out.
@@ -55,15 +56,21 @@ _Texts = Annotated[Path | None, _Option(help="A text a line, UTF-8; .tsv: first 
 _Images = Annotated[Path | None, _Option(help="Folder of images, for a vision model.")]
 _Targets = Annotated[
     Path | None,
-    _Option(help="What an encoder-decoder is to write, a line a text. [its own 32 tokens]"),
+    _Option(
+        help="What an encoder-decoder is to write, a line a text. (Default: its own 32 tokens)"
+    ),
 ]
 _Out = Annotated[Path, _Option(help="Folder for report, tables, figures and units.")]
 _Resume = Annotated[bool, _Option("--resume", help="Go on with the units that are in --out.")]
-_Layers = Annotated[str | None, _Option(help="Such as 0,3-5; from 0. [all]")]
-_Heads = Annotated[str | None, _Option(help="Such as 0-3; from 0. [all]")]
-_Sample = Annotated[int | None, _Option(min=1, help="So many texts, drawn at random. [all]")]
+_Layers = Annotated[str | None, _Option(help="Such as 0,3-5; from 0. (Default: all)")]
+_Heads = Annotated[str | None, _Option(help="Such as 0-3; from 0. (Default: all)")]
+_Sample = Annotated[
+    int | None, _Option(min=1, help="So many texts, drawn at random. (Default: all)")
+]
 _Seed = Annotated[int, _Option(min=0, help="Of the sample.")]
-_Threads = Annotated[int | None, _Option(min=1, help="Of each process. [as torch chooses]")]
+_Threads = Annotated[
+    int | None, _Option(min=1, help="Of each process. (Default: as torch chooses)")
+]
 _Dtype = Annotated[str, _Option(help="float32, float64, bfloat16 or float16.")]
 _Probe = Annotated[int, _Option(min=1, help="Texts for the slow measures.")]
 _Alphas = Annotated[str, _Option(help="Of the what-if: entmax in place of softmax.")]
@@ -72,10 +79,10 @@ _Measures = Annotated[
     str | None,
     _Option(
         help="Of weights, deviation, what_if, certificate (all texts); geometry, advantage, local, "
-        "attack, model, recipe (the probe). [all]"
+        "attack, model, recipe (the probe). (Default: all)"
     ),
 ]
-_Chunk = Annotated[int, _Option(min=1, help="Texts of a unit of work.")]
+_Chunk = Annotated[int | None, _Option(min=1, help="Of a unit of work. (32 texts or 4 images)")]
 _Longest = Annotated[int, _Option(min=2, help="Tokens of a text; more are cut.")]
 _Trust = Annotated[bool, _Option("--trust-remote-code", help="Run Python code of the model.")]
 _NoFigures = Annotated[bool, _Option("--no-figures", help="No PNG and SVG beside the report.")]
@@ -99,7 +106,7 @@ def audit(
     alphas: _Alphas = "1.5,2",
     tolerance: _Tolerance = 0.01,
     measures: _Measures = None,
-    chunk: _Chunk = 32,
+    chunk: _Chunk = None,
     longest: _Longest = 512,
     trust_remote_code: _Trust = False,
     no_figures: _NoFigures = False,
@@ -136,7 +143,8 @@ def audit(
             job = _Job(team, out, resume, not no_figures)
             job.load(model, dtype, trust_remote_code)
             job.read((texts, images, targets), sample, seed)
-            found = job.carry_out(wanted, {"chunk": chunk, "longest": longest, "dtype": dtype})
+            many = chunk or (_TEXTS if images is None else _PICTURES)
+            found = job.carry_out(wanted, {"chunk": many, "longest": longest, "dtype": dtype})
         if found is not None:
             job.write(found)
 
@@ -240,14 +248,14 @@ class _Job:
     def advance(self, progress: Progress, unit: Unit) -> None:
         """On the bar; in a log a line a minute."""
         task = progress.tasks[0]
-        progress.advance(task.id, unit.work)
+        progress.update(task.id, advance=unit.work, description=f"after {unit.name}")
         minutes = int(task.elapsed or 0) // 60
         if progress.disable and minutes > self.minutes:
             self.minutes = minutes
             left = task.time_remaining
             early = left is None or task.percentage < _EARLY
             guess = "" if early else f", about {math.ceil((left or 0) / 60)} min left"
-            self.say(f"{task.percentage:.0f} % after {minutes} min{guess}")
+            self.say(f"{task.percentage:.0f} % after {minutes} min ({unit.name}){guess}")
 
     def say(self, text: str) -> None:
         self.errors.print(Text(text, style="yellow"))
@@ -283,7 +291,7 @@ class _Job:
         inputs, model = summary["inputs"], summary["model"]
         console = Console()
         table = Table(
-            title=Text(f"{model['name']}: {summary['heads']} heads, median over heads"),
+            title=Text(f"{model['name']}: {summary['heads']} heads"),
             title_justify="left",
         )
         table.add_column(f"{inputs['count']} {inputs['what']}")

@@ -16,7 +16,7 @@ from fenchel.lens.problems import LayerProblem, check_scaling, layer_problems
 from fenchel.lens.recognise import Kind, attentions
 from fenchel.solution import Status
 
-_ENTRIES = 2**22  # numbers of the largest temporary of a group of sentences
+_ENTRIES = 2**20  # numbers of the largest temporary of a group of sentences
 
 
 def deviation(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fenchel import lens
+from fenchel import hf, lens
 from fenchel.lens.heads.auditing import Run
 from fenchel.lens.heads.material import material
 from fenchel.lens.heads.store import Store
@@ -263,3 +263,35 @@ def test_the_front_door():
         found.of("cross", 0)
     with pytest.raises(ValueError, match="no column 'heat'"):
         found.plot("heat")
+
+
+def test_a_converted_model_is_refused():
+    """Its numbers would be those of softmax, which it no longer computes."""
+    model = hf.convert(build("bert"), "fenchel:sparsemax")
+    with pytest.raises(ValueError, match=r"was converted \(fenchel:sparsemax\).*sdpa"):
+        run(model, "bert")
+    model.set_attn_implementation("sdpa")
+    assert run(model, "bert", measures=("weights",)).audit().rows()
+
+
+def test_a_page_and_a_short_name_for_notebooks(tmp_path):
+    found = run(build("bert"), "bert", measures=("weights",), **ONE).audit()
+    assert repr(found) == f"Audit(BertModel: 1 heads, {len(found.columns())} columns, 7 texts)"
+    page = found.report(tmp_path / "new")
+    assert page == tmp_path / "new" / "report.html"
+    assert "BertModel" in page.read_text(encoding="utf-8")
+
+
+def test_a_loss_of_ones_own():
+    model, given = build("bert"), ["a b c", "d e"]
+    first = lens.advantage(model, tokenizer("bert"), given, lambda out, _: out[0][:, 0, 0].sum())
+    twice = lens.advantage(
+        model, tokenizer("bert"), given, lambda out, _: 2 * out[0][:, 0, 0].sum()
+    )
+    torch.testing.assert_close(twice.of("encoder", 0), 2 * first.of("encoder", 0))
+    assert first.of("encoder", 0).abs().max() > 0
+    assert repr(first) == "Advantages(2 texts: encoder 0, encoder 1)"
+    with pytest.raises(ValueError, match=r"must return one number, got shape \(2,\)"):
+        lens.advantage(model, tokenizer("bert"), given, lambda out, _: out[0][:, 0, 0])
+    with pytest.raises(KeyError, match="no encoder layer 5; there are: encoder 0"):
+        first.of("encoder", 5)

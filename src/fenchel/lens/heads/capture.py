@@ -133,6 +133,7 @@ def watch(
     from fenchel.hf.convert import attention_modules
 
     modules = attention_modules(model)
+    _check_softmax(model)
     _register()
     met: dict[str, tuple[Kind, int]] = {}
     before = {id(config): config._attn_implementation for config in _configs(model)}
@@ -227,6 +228,18 @@ def _handed_on(
             Call(watch.path, layer, kind, query, key, value, visible, bias, scale, output)
         )
     return output, weights
+
+
+def _check_softmax(model: Any) -> None:
+    """An audit is of softmax, and of what would change: a converted model is refused."""
+    for config in _configs(model):
+        name = str(config._attn_implementation or "")
+        if name.startswith("fenchel:") and name not in (_NAME, "fenchel:softmax"):
+            raise ValueError(
+                f"the attention of {type(model).__name__} was converted ({name}); an audit looks "
+                'at softmax. Lead it back with model.set_attn_implementation("sdpa"), or compare '
+                "outputs before and after the conversion yourself"
+            )
 
 
 def _register() -> None:

@@ -15,7 +15,7 @@ from fenchel.lens.recognise import Kind
 
 LONGEST = 512  # tokens, unless the caller says otherwise
 _POSITIONS = ("position_embeddings", "embed_positions", "wpe")
-_ENTRIES = 2**22  # numbers of the weights of one layer that are held at once
+_ENTRIES = 2**18  # numbers of the weights of one layer that are held at once
 _REMEMBERED = 64  # groups of texts whose generated tokens are kept
 _STRETCH = 1.4  # longest over shortest of the texts that are padded to one length
 

@@ -36,7 +36,7 @@ class Advantage:
         return Advantage(self.call.only(heads), self.scores[:, list(heads)])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Advantages:
     """found: of every attention call. attribution: minus gradient x input of the tokens that come
     in, and of those that an encoder-decoder writes, (B, n), NaN for a token without one."""
@@ -44,6 +44,10 @@ class Advantages:
     prepared: Prepared
     found: list[Advantage]
     attribution: tuple[Tensor | None, Tensor | None]
+
+    def __repr__(self) -> str:
+        places = ", ".join(f"{one.call.kind} {one.call.layer}" for one in self.found)
+        return f"Advantages({len(self.prepared.first.real)} texts: {places})"
 
     def of(self, kind: Kind, layer: int) -> Tensor:
         """-dLoss/dscore, (B, H, Q, n)."""
@@ -84,6 +88,9 @@ def advantages(model: Any, prepared: Prepared, loss: Loss | None = None) -> Adva
     with entering(model, prepared) as entered:
         with watch(model, calls.append, derivatives=True):
             value = chosen(model(**prepared.given, output_hidden_states=True), prepared)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"loss(outputs, prepared) must return one number, got {shape}")
         wanted = [*(call.output for call in calls), *entered.values()]
         slopes = torch.autograd.grad(value, wanted, allow_unused=True)
     found = [_advantage(call, slope) for call, slope in zip(calls, slopes, strict=False)]

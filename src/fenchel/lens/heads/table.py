@@ -7,6 +7,7 @@ import dataclasses
 import io
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ Place = tuple[Kind, int]
 _DIGITS = 8  # significant ones in the document
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Audit:
     """tallies: sums by "kind/layer/name", the first axis the head. heads: which heads of each
     attention. facts: of the model, its inputs and the settings. examples: texts to be shown."""
@@ -31,6 +32,12 @@ class Audit:
     heads: dict[Place, list[int]]
     facts: dict[str, Any]
     examples: list[Example]
+
+    def __repr__(self) -> str:
+        model, inputs = self.facts["model"]["name"], self.facts["inputs"]
+        heads = sum(map(len, self.heads.values()))
+        shown = f"{heads} heads, {len(self.columns())} columns, {inputs['count']} {inputs['what']}"
+        return f"Audit({model}: {shown})"
 
     def columns(self) -> list[Column]:
         """Those that this audit holds, in the order of presentation."""
@@ -90,6 +97,14 @@ class Audit:
         if column not in known:
             raise ValueError(f"no column {column!r}; there are: {', '.join(known)}")
         return map_figure(self.document(), column, kind)
+
+    def report(self, folder: str | Path) -> Path:
+        """Write report.html, which needs nothing else, into the folder; its path."""
+        from fenchel.report.audit import write
+
+        where = Path(folder)
+        where.mkdir(parents=True, exist_ok=True)
+        return write(self.document(), where)
 
     def recipe(self) -> dict[str, Any] | None:
         """The alphas of every head, as `fenchel.hf.convert(model, recipe)` takes them; None if it

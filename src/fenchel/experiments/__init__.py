@@ -1,0 +1,1 @@
+"""Training runs that repeat the papers' tables, on one loop."""

@@ -1,0 +1,1 @@
+"""Data in the files it is published in, and what is drawn here."""

@@ -1,0 +1,292 @@
+"""One training loop for every study. The randomness of a step follows from the seed and its number
+alone, so that a run that is interrupted and continued gives the numbers of one that was not."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fenchel._numerics import check_whole
+from fenchel.experiments.checkpoint import (
+    Checkpoints,
+    State,
+    optimizer_tensors,
+    restore_optimizer,
+    write,
+)
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a run is trained: AdamW, a linear warm-up, then a cosine to zero.
+
+    batch: examples of a step, over all processes. precision: no, bf16 or fp16. clip: of the
+    gradient's norm. patience: evaluations without a better score after which it stops; None: never.
+    """
+
+    steps: int
+    batch: int
+    rate: float = 3e-4
+    warmup: int = 100
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    precision: str = "no"
+    evaluate_every: int = 500
+    save_every: int = 200
+    patience: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "evaluate_every", "save_every"):
+            check_whole(getattr(self, name), name, 1)
+        if self.precision not in ("no", "bf16", "fp16"):
+            raise ValueError(f"precision must be no, bf16 or fp16, got {self.precision!r}")
+
+    def rate_at(self, step: int) -> float:
+        if step < self.warmup:
+            return self.rate * (step + 1) / self.warmup
+        share = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.rate * (1 + math.cos(math.pi * share)) / 2
+
+
+class Study(Protocol):
+    """What is trained. Examples go by their number; randomness comes from the generators given."""
+
+    def build(self) -> nn.Module:
+        """The model; torch's own generator is seeded."""
+
+    def order(self, epoch: int, batch: int, seed: int) -> list[list[int]]:
+        """The batches of an epoch, of `batch` examples; a process takes consecutive ones."""
+
+    def gathered(self, examples: Sequence[int], generator: torch.Generator) -> Batch:
+        """These examples as tensors."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean over the batch."""
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """On examples that are not trained on; the first is what early stopping watches."""
+
+
+class Diverged(ArithmeticError):
+    """The loss is no number any more."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run leaves."""
+
+    scores: dict[str, float]
+    best: dict[str, float]
+    steps: int
+    seconds: float
+    parameters: int
+
+
+def train(
+    study: Study,
+    training: Training,
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    resume: bool = False,
+    advance: Callable[[int, dict[str, float]], object] | None = None,
+    say: Callable[[str], object] = print,
+) -> Outcome:
+    """Train to the end, or from where the folder's newest checkpoint stands.
+
+    folder: for checkpoints and metrics.jsonl. config: what the run is, as JSON can hold it; a
+    folder with another one is refused. advance: called after each step with its number and its
+    last numbers.
+    """
+    run = _Run(study, training, Checkpoints(folder, config | {"training": asdict(training)}), say)
+    run.begin(resume)
+    for step in range(run.step, training.steps):
+        numbers = run.advance(step)
+        if advance is not None:
+            advance(step + 1, numbers)
+        if run.done:
+            break
+    return run.finish()
+
+
+class _Run:
+    def __init__(
+        self,
+        study: Study,
+        training: Training,
+        checkpoints: Checkpoints,
+        say: Callable[[str], object],
+    ) -> None:
+        from accelerate import Accelerator
+
+        self.study, self.training, self.checkpoints = study, training, checkpoints
+        self.say = say
+        self.accelerator = Accelerator(mixed_precision=training.precision)
+        torch.manual_seed(training.seed)
+        self.bare = study.build()
+        optimizer = torch.optim.AdamW(
+            self.bare.parameters(), lr=training.rate, weight_decay=training.weight_decay
+        )
+        self.model, self.optimizer = self.accelerator.prepare(self.bare, optimizer)
+        self.step, self.spent = 0, 0.0
+        self.best: dict[str, float] = {}
+        self.since_best = 0
+        self.scores: dict[str, float] = {}
+        self.done = False
+        self.epoch: tuple[int, list[list[int]]] = (-1, [])
+
+    # ---- where it stands
+
+    def begin(self, resume: bool) -> None:
+        if self.accelerator.is_main_process:
+            self.checkpoints.open(resume)
+        self.accelerator.wait_for_everyone()
+        found, aside = self.checkpoints.newest() if resume else (None, [])
+        for path in aside:
+            self._tell(f"{path.name} does not match its checksum; the one before it is used")
+        if found is not None:
+            self._restore(found)
+            self._tell(f"going on at step {self.step} of {self.training.steps}")
+        self._cut_metrics()
+        self.started = time.monotonic()
+
+    def _restore(self, state: State) -> None:
+        own = {k.removeprefix("model."): v for k, v in state.tensors.items() if k[:6] == "model."}
+        self.bare.load_state_dict(own)
+        rest = {k.removeprefix("adam."): v for k, v in state.tensors.items() if k[:5] == "adam."}
+        restore_optimizer(self.optimizer.optimizer, rest)
+        self.step, facts = state.step, state.facts
+        self.best, self.since_best = facts["best"], facts["since_best"]
+        self.scores, self.spent, self.done = facts["scores"], facts["seconds"], facts["done"]
+
+    def save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        tensors = {f"model.{name}": x.detach() for name, x in self.bare.state_dict().items()}
+        tensors |= {f"adam.{k}": v for k, v in optimizer_tensors(self.optimizer.optimizer).items()}
+        facts = {
+            "best": self.best,
+            "since_best": self.since_best,
+            "scores": self.scores,
+            "seconds": self.spent + time.monotonic() - self.started,
+            "done": self.done,
+        }
+        self.checkpoints.save(State(self.step, tensors, facts))
+
+    # ---- steps
+
+    def advance(self, step: int) -> dict[str, float]:
+        """One step; evaluated and saved where it is due."""
+        training = self.training
+        torch.manual_seed(_mixed(training.seed, step, self.accelerator.process_index))
+        numbers = {"loss": self._trained(step), "rate": training.rate_at(step)}
+        self.step = step + 1
+        if self.step % training.evaluate_every == 0 or self.step == training.steps:
+            self._evaluated()
+            numbers |= self.scores
+        self._note(numbers)
+        if self.step % training.save_every == 0 or self.step == training.steps or self.done:
+            self.save()
+        return numbers
+
+    def _trained(self, step: int) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.training.rate_at(step)
+        self.model.train()
+        loss = self.study.loss(self.model, self._part(step))
+        value = float(self.accelerator.reduce(loss.detach(), "mean"))
+        if not math.isfinite(value):
+            raise Diverged(
+                f"the loss is {value} at step {step}; the last checkpoint is kept in "
+                f"{self.checkpoints.folder}. Lower the rate, or clip harder"
+            )
+        self.optimizer.zero_grad()
+        self.accelerator.backward(loss)
+        self.accelerator.clip_grad_norm_(self.model.parameters(), self.training.clip)
+        self.optimizer.step()
+        return value
+
+    def _part(self, step: int) -> Batch:
+        """This process's share of the step's batch."""
+        examples = self._examples(step)
+        count, rank = self.accelerator.num_processes, self.accelerator.process_index
+        if len(examples) % count:
+            raise ValueError(f"a batch of {len(examples)} does not divide by {count} processes")
+        size = len(examples) // count
+        generator = torch.Generator().manual_seed(_mixed(self.training.seed, step, -1))
+        part = self.study.gathered(examples[rank * size : (rank + 1) * size], generator)
+        return {name: value.to(self.accelerator.device) for name, value in part.items()}
+
+    def _examples(self, step: int) -> list[int]:
+        training = self.training
+        if self.epoch[0] < 0:
+            self.epoch = (0, self.study.order(0, training.batch, training.seed))
+        length = len(self.epoch[1])
+        number, place = divmod(step, length)
+        if number != self.epoch[0]:
+            self.epoch = (number, self.study.order(number, training.batch, training.seed))
+        return self.epoch[1][place]
+
+    def _evaluated(self) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            self.scores = self.study.scores(self.bare)
+        watched = next(iter(self.scores))
+        if not self.best or self.scores[watched] > self.best[watched]:
+            self.best, self.since_best = dict(self.scores), 0
+        else:
+            self.since_best += 1
+        patience = self.training.patience
+        self.done = patience is not None and self.since_best >= patience
+
+    def finish(self) -> Outcome:
+        seconds = self.spent + time.monotonic() - self.started
+        count = sum(x.numel() for x in self.bare.parameters())
+        return Outcome(self.scores, self.best, self.step, seconds, count)
+
+    # ---- what it says
+
+    def _note(self, numbers: dict[str, float]) -> None:
+        if self.accelerator.is_main_process:
+            with self._metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": self.step, **numbers}) + "\n")
+
+    def _cut_metrics(self) -> None:
+        """Steps after the checkpoint are made again."""
+        if not self.accelerator.is_main_process or not self._metrics.exists():
+            return
+        kept = [line for line in _lines(self._metrics) if line["step"] <= self.step]
+        write(self._metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    @property
+    def _metrics(self) -> Path:
+        return self.checkpoints.folder / "metrics.jsonl"
+
+    def _tell(self, text: str) -> None:
+        if self.accelerator.is_main_process:
+            self.say(text)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """A line that was cut by a kill is left out."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def _mixed(seed: int, step: int, process: int) -> int:
+    """One number for each, far apart."""
+    return (seed * 1_000_003 + step * 7_919 + process * 104_729) % (2**63)

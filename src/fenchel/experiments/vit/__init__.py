@@ -1,0 +1,1 @@
+"""A vision transformer whose class token reads the image by any attention of the library."""
