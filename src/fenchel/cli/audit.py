@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,11 @@ EXAMPLE = "fenchel audit build/models/minilm --texts sentences.txt --out build/a
 
 
 _TEXTS, _PICTURES = 32, 4  # of a unit
+_FIGURE = re.compile(
+    r"(what_if|(map|agreement|entropy_histograms|top_weight_histograms|spectra|preference|recipe)"
+    r"_(encoder|decoder|cross)[\w.]*)\.(png|svg)"
+)
+_MOST = 100_000  # a number of layers or heads that no model has
 _EARLY = 10  # per cent done before which nothing is foretold in a log
 
 # Columns of the first alpha and of others; those that were not measured are left out.
@@ -192,8 +198,8 @@ class _Job:
         import torch
 
         from fenchel.lens.heads.auditing import Run
-        from fenchel.lens.heads.launch import carry_out, check_decoder, settings, with_facts
-        from fenchel.lens.heads.material import material
+        from fenchel.lens.heads.launch import carry_out, settings, with_facts
+        from fenchel.lens.heads.material import check_decoder, material
         from fenchel.lens.heads.store import Store
 
         check_decoder(self.model, self.targets)
@@ -283,8 +289,8 @@ class _Job:
             task = progress.add_task("figures", total=1.0)
             try:
                 self.save_figures(document, self.out, lambda share: progress.advance(task, share))
-            except OSError:
-                _clear_figures(self.out)  # the last is half-written
+            except BaseException:
+                _clear_figures(self.out)  # the last may be half-written
                 raise
 
     def _tell(self, summary: dict[str, Any]) -> None:
@@ -327,7 +333,8 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
     for part in _parts(text):
         first, dash, last = part.partition("-")
         ends = (first, last if dash else first)
-        if not all(end.strip().isdecimal() for end in ends) or int(ends[0]) > int(ends[1]):
+        whole = all(end.strip().isdecimal() for end in ends)
+        if not whole or not int(ends[0]) <= int(ends[1]) <= _MOST:
             raise ValueError(f"{option} takes numbers and ranges such as 0,3-5; got {text!r}")
         found.update(range(int(ends[0]), int(ends[1]) + 1))
     if not found:
@@ -394,9 +401,9 @@ def _check_writable(folder: Path) -> None:
 
 
 def _clear_figures(out: Path) -> None:
-    """Those of an earlier run, which may have had others."""
-    for form in ("png", "svg"):
-        for old in (out / "figures").glob(f"*.{form}"):
+    """Those of an earlier run, which may have had others; whatever else is there stays."""
+    for old in (out / "figures").glob("*.*"):
+        if _FIGURE.fullmatch(old.name):
             old.unlink()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from fenchel.regularizers import Tsallis
 
 FORMAT = "fenchel-recipe-1"
+_LARGEST = 1e6  # of an alpha
 
 
 def alphas_of(recipe: str | Path | Mapping[str, Any]) -> dict[str, list[float]]:
@@ -37,7 +37,7 @@ def alphas_of(recipe: str | Path | Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _is_alpha(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and 1 <= x < math.inf
+    return isinstance(x, int | float) and not isinstance(x, bool) and 1 <= x <= _LARGEST
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -45,7 +45,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise ValueError(f"cannot read the recipe {path}: {problem.strerror}") from problem
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ValueError(f"the recipe {path} is not JSON: {problem}") from problem
     if not isinstance(document, Mapping):
         raise ValueError(f"the recipe {path} must hold an object, got {type(document).__name__}")
@@ -90,8 +90,11 @@ def _renamings(ours: list[str], theirs: list[str]) -> list[dict[str, str]]:
 
 
 def _regularizer(alphas: list[float], path: str, attention: nn.Module) -> Tsallis:
-    for name in ("num_attention_heads", "num_heads", "n_heads"):
-        heads = getattr(attention, name, None)
+    names = ("num_attention_heads", "num_heads", "n_heads")
+    own = [getattr(attention, name, None) for name in names]
+    if not any(isinstance(heads, int) for heads in own):
+        own = [getattr(getattr(attention, "config", None), name, None) for name in names]
+    for heads in own:
         if isinstance(heads, int) and heads != len(alphas):
             raise ValueError(
                 f"the recipe is for another model: {path} has {heads} heads, the recipe "

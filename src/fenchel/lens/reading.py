@@ -132,7 +132,12 @@ def _check_image(path: Path) -> None:
     try:
         with Image.open(path) as picture:
             picture.verify()
-    except (OSError, SyntaxError, ValueError) as problem:  # PNG: SyntaxError, of all things
+    except (  # PNG: SyntaxError, of all things
+        Image.DecompressionBombError,
+        OSError,
+        SyntaxError,
+        ValueError,
+    ) as problem:
         raise ValueError(
             f"{path} cannot be read as an image ({problem}); mend it, or move it out of the folder"
         ) from problem

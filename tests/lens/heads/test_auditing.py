@@ -7,6 +7,7 @@ import torch
 
 from fenchel import hf, lens
 from fenchel.lens.heads.auditing import Run
+from fenchel.lens.heads.capture import watch
 from fenchel.lens.heads.material import material
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.wanted import MEASURES, STREAMED, Wanted
@@ -295,3 +296,73 @@ def test_a_loss_of_ones_own():
         lens.advantage(model, tokenizer("bert"), given, lambda out, _: out[0][:, 0, 0])
     with pytest.raises(KeyError, match="no encoder layer 5; there are: encoder 0"):
         first.of("encoder", 5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_damaged_weights_are_refused_by_name(value):
+    """A NaN would pass for a query that sees nothing."""
+    model = build("bert")
+    with torch.no_grad():
+        model.encoder.layer[1].attention.self.query.weight[8, 0] = value  # head 1: 8 numbers each
+    with pytest.raises(ValueError, match="NaN or infinite in encoder layer 1, head 1"):
+        run(model, "bert", measures=("weights",)).audit()
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_what_a_model_in_training_writes_has_no_dropout(name):
+    def entropies(model):
+        shown = material(tokenizer(name), TEXTS)
+        return Run(model, shown, Wanted(measures=("weights",))).audit().rows()
+
+    same(entropies(build(name).train()), entropies(build(name)))
+
+
+def test_settings_of_generation_do_not_matter():
+    plain, odd = build("t5"), build("t5")
+    odd.generation_config.num_beams = 3
+    odd.generation_config.num_return_sequences = 2
+    odd.generation_config.return_dict_in_generate = True
+    rows = [
+        Run(m, material(tokenizer("t5"), TEXTS), Wanted(measures=("weights",))).audit().rows()
+        for m in (plain, odd)
+    ]
+    same(*rows)
+
+
+def test_shared_layers_are_refused():
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "embedding_size": 8}
+    more = {"intermediate_size": 16, "num_hidden_layers": 3, "vocab_size": 60}
+    model = transformers.AlbertModel(transformers.AlbertConfig(**sizes, **more)).eval()
+    with pytest.raises(ValueError, match="attends more than once in a pass"):
+        run(model, "bert")
+
+
+def test_a_model_is_watched_once_at_a_time():
+    model = build("bert")
+    with watch(model, lambda call: None):
+        with pytest.raises(RuntimeError, match="watched already"):
+            run(model, "bert")
+        assert model.config._attn_implementation == "fenchel:lens"
+    assert model.config._attn_implementation == "eager"
+
+
+def test_targets_that_are_of_no_use_are_refused():
+    with pytest.raises(ValueError, match="BertModel is none: leave them out"):
+        lens.audit(build("bert"), tokenizer("bert"), TEXTS, targets=TEXTS)
+
+
+def test_settings_that_mean_nothing_are_refused():
+    for settings, message in (
+        ({"alphas": (1.5, 1.5000001)}, "must differ"),
+        ({"heads": ()}, "heads must name at least one"),
+        ({"layers": ()}, "layers must name at least one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Wanted(**settings)
+
+
+def test_derivatives_need_more_than_inference_mode():
+    with torch.inference_mode(), pytest.raises(ValueError, match="leave torch"):
+        lens.advantage(build("bert"), tokenizer("bert"), ["a b"])

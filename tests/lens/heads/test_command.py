@@ -380,7 +380,7 @@ def test_what_does_not_go_together(base, tmp_path):
     refused(2, "give either --texts FILE or --images", base, tmp_path, *texts, *images)
     refused(2, "looks at images", base, tmp_path, *texts, model="vit")
     targets = ("--targets", base / "texts.txt")
-    refused(2, "leave out --targets", base, tmp_path, *targets)
+    refused(2, "leave them out", base, tmp_path, *targets)
     refused(2, "--targets goes with --texts", base, tmp_path, *images, *targets, model="vit")
     (tmp_path / "few.txt").write_text("a\nb\n")
     few = ("--targets", tmp_path / "few.txt")

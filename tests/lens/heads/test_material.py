@@ -127,6 +127,15 @@ def test_what_comes_after_the_end_does_not_count():
         config = type("Config", (), {"is_encoder_decoder": True, "max_position_embeddings": 64})
         generation_config = type("Config", (), {"eos_token_id": 2})
 
+        def can_generate(self):
+            return True
+
+        def modules(self):
+            return iter(())
+
+        def eval(self):
+            return self
+
         def generate(self, **settings):
             assert settings["max_new_tokens"] == 5
             assert settings["do_sample"] is False

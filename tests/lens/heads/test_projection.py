@@ -78,3 +78,37 @@ def test_with_a_gate_between_there_is_none():
     found = lens.audit(both, tokenizer("bert"), ["a b c", "d e"], measures=measures)
     assert not [column.name for column in found.columns() if column.name.startswith("layer_")]
     assert all(row["recipe_alpha"] >= 1 for row in found.rows())
+
+
+class Adapted(torch.nn.Module):
+    """A low-rank adapter around the linear map, as peft makes them."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.base_layer = inner
+        self.more = torch.nn.Linear(inner.in_features, inner.out_features, bias=False).double()
+
+    def forward(self, x):
+        return self.base_layer(x) + self.more(x)
+
+
+class Scaled(torch.nn.Linear):
+    """Not only its matrix, as a quantised map."""
+
+    def forward(self, x):
+        return 1.3 * super().forward(x)
+
+
+def scaled(inner):
+    made = Scaled(inner.in_features, inner.out_features).double()
+    made.load_state_dict(inner.state_dict())
+    return made
+
+
+@pytest.mark.parametrize("change", [Adapted, scaled])
+def test_a_map_that_is_more_than_its_matrix_is_left_out(change):
+    model = build("bert")
+    output = model.encoder.layer[0].attention.output
+    output.dense = change(output.dense)
+    found = projections(model, shown("bert", None).prepared(model, [0]))
+    assert list(found) == [("encoder", 1)]

@@ -86,3 +86,24 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
     (tmp_path / ".attack.npz.4711").write_bytes(b"half")
     assert store(tmp_path).names() == ["attack"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_files_of_others_stay(tmp_path):
+    """A folder that is not ours, and names that are not ours in a folder that is."""
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "recipe.npz").write_bytes(b"mine")
+    Store(foreign, {}).open(resume=False)
+    assert (foreign / "recipe.npz").read_bytes() == b"mine"
+
+    own = Store(tmp_path / "own", {})
+    own.open(resume=False)
+    own.save("chunk-000000", {"x": torch.ones(1)})
+    for name in ("mydata.npz", "x.damaged"):
+        (own.folder / name).write_bytes(b"mine")
+    own.open(resume=False)
+    assert sorted(path.name for path in own.folder.iterdir()) == [
+        "mydata.npz",
+        "settings.json",
+        "x.damaged",
+    ]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-WIDTH = 8
+WIDTH, WIDE = 8, 32  # links kept of a token and of a patch
 ALPHAS = ("1.5", "2")
 
 _WORDS = (
@@ -111,9 +111,9 @@ def packed(values: Array) -> str:
     return base64.b64encode(np.round(values).astype("<u2").tobytes()).decode()
 
 
-def links(all_weights: Array) -> dict[str, Any]:
+def links(all_weights: Array, width: int = WIDTH) -> dict[str, Any]:
     """(H, Q, n)"""
-    width = min(WIDTH, all_weights.shape[-1])
+    width = min(width, all_weights.shape[-1])
     to = np.argsort(-all_weights, -1, kind="stable")[..., :width]
     found = np.take_along_axis(all_weights, to, -1)
     return {
@@ -146,7 +146,11 @@ def without_pull(made: dict[str, Any], *layers: str) -> dict[str, Any]:
 
 
 def example(
-    layers: dict[str, int], heads: int, tokens: dict[str, list[str]], text: str
+    layers: dict[str, int],
+    heads: int,
+    tokens: dict[str, list[str]],
+    text: str,
+    width: int = WIDTH,
 ) -> dict[str, Any]:
     sides = {"encoder": ("encoder",) * 2, "decoder": ("decoder",) * 2}
     sides["cross"] = ("decoder", "encoder")
@@ -155,7 +159,7 @@ def example(
         queries, keys = (len(tokens[side]) for side in sides[kind])
         for layer in range(count):
             every = [weights(kind, layer, head, queries, keys) for head in range(heads)]
-            made[f"{kind}/{layer}"] = links(np.stack(every))
+            made[f"{kind}/{layer}"] = links(np.stack(every), width)
     special = {side: [0, len(names) - 1] for side, names in tokens.items()}
     return {"text": text, "tokens": tokens, "special": special, "image": None, "links": made}
 
@@ -246,7 +250,7 @@ def image_document(side: int = 14, layers: int = 2, heads: int = 3) -> dict[str,
     made["everywhere"], made["recipe"] = [], None
     made["spectra"], made["preference"] = {}, {}
     names = {"encoder": ["[CLS]", *(f"patch {i}" for i in range(side**2))]}
-    shown = example({"encoder": layers}, heads, names, "a disc")
+    shown = example({"encoder": layers}, heads, names, "a disc", WIDE)
     shown["special"] = {"encoder": [0]}
     shown["image"] = {"data": picture(112), "rows": side, "columns": side, "first": 1}
     made["examples"] = [shown]

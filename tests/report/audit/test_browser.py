@@ -397,7 +397,10 @@ def test_all_numbers_of_a_head_with_their_ranks(page: Browser, paths: dict[str, 
     row = by_key("texts")["encoder/1/1"]
     for name, (rank, _) in lines.items():
         place = 1 + sum(other[name] > row[name] for other in made["rows"])
-        assert re.fullmatch(rf"{place}(st|nd|rd|th) of {len(made['rows'])}", rank)
+        last = sum(other[name] >= row[name] for other in made["rows"])
+        ties = "" if last == place else rf" to {last}(st|nd|rd|th)"
+        tied = ", tied" if ties else ""
+        assert re.fullmatch(rf"{place}(st|nd|rd|th){ties} of {len(made['rows'])}{tied}", rank)
 
 
 def test_certificate_charts_recipe_and_what_if(page: Browser, paths: dict[str, Path]) -> None:

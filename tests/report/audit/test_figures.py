@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from fenchel.report.audit import map_figure, save_figures
 from fenchel.report.audit.figures import figures, what_if_figure, what_if_pairs
-from tests.report.audit.document import document
+from tests.report.audit.document import document, image_document
 
 
 def meshes(figure: Figure) -> list[Any]:
@@ -56,6 +56,13 @@ def test_the_first_layer_is_on_top_and_heads_go_to_the_right() -> None:
     assert ax.get_ylim() == (3, 0)
     assert ax.get_xlim() == (0, 4)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "1", "2"]
+
+
+def test_patches_are_apart_in_reading_order() -> None:
+    (title,) = map_figure(image_document(), "distance").texts
+    assert title.get_text() == "distance (patches, in reading order)"
+    (title,) = map_figure(document(), "distance").texts
+    assert title.get_text() == "distance (tokens)"
 
 
 def test_kinds_share_one_scale() -> None:

@@ -154,7 +154,8 @@ def test_the_sentences_hold_the_rows_numbers() -> None:
     assert 1 < many < len(rows)
     middle = statistics.median(row["effective_support"] for row in rows)
     near = min(rows, key=lambda row: row["distance"])
-    top = max(row["largest_bound"] for row in rows)
+    top = max(rows, key=lambda row: row["largest_bound"])
+    least = min(row["largest_bound"] for row in rows)
     text = said(made)
     assert text[0].startswith(f"{many} of {len(rows)} heads put more than half")
     assert f"looks at {middle:.3g} tokens" in text[1]
@@ -163,7 +164,8 @@ def test_the_sentences_hold_the_rows_numbers() -> None:
         text[3]
         == "At alpha 1.5 everywhere 31 % of the links are kept and the output moves by 37 %."
     )
-    assert f"to {top:.3g} times" in text[4]
+    assert f"at most {least:.3g} to {top['largest_bound']:.3g} times" in text[4]
+    assert text[4].endswith(f"(on average over texts {top['bound']:.3g}).")
     assert len(text) == 6
 
 
@@ -199,6 +201,33 @@ def test_a_recipe_measured_on_several_sets_says_the_unseen_one() -> None:
     made["recipe"] |= {"moved": sets}
     del made["recipe"]["cosine"]
     assert said(made)[5] == "The recipe keeps 87 % of the links and moves the output by 0.6 %."
+
+
+@pytest.mark.parametrize(
+    ("kept", "leaving", "words"),
+    [
+        (0.987, 1, "can save only 1.3 % of the links: 1 of 12 heads leaves softmax."),
+        (1.0, 0, "can save only 0 % of the links: 0 of 12 heads leave softmax."),
+        (0.96, 3, "can save only 4 % of the links: 3 of 12 heads leave softmax."),
+    ],
+)
+def test_a_recipe_that_saves_little_says_so(kept: float, leaving: int, words: str) -> None:
+    made = document()
+    made["recipe"]["kept"] = kept
+    for place, head in enumerate(made["recipe"]["heads"]):
+        head["alpha"] = 1.5 if place < leaving else 1.0
+    assert said(made)[5] == f"Within 1 % the recipe {words}"
+
+
+def test_patches_are_apart_in_reading_order() -> None:
+    text = " ".join(said(image_document()))
+    assert "patches away, in reading order, on average" in text
+    assert "tokens away" not in text
+
+
+def test_the_limit_of_a_text_is_no_count() -> None:
+    page = " ".join(render(document()).split("</header>")[0].split())
+    assert "310 tokens (limit 64 a text), <strong>3 cut off" in page
 
 
 def test_numbers_in_words() -> None:

@@ -124,8 +124,8 @@ def watch(
     >>> with watch(model, calls.append):
     ...     model(**inputs)
 
-    Yields path -> (kind, layer) of the attentions met so far. In evaluation mode; the model is put
-    back as it was.
+    Yields path -> (kind, layer) of the attentions met so far. One pass; in evaluation mode; the
+    model is put back as it was.
 
     instead: the regulariser of an attention; None: softmax, as the model was trained.
     derivatives: whether the calls and the model's output can be differentiated.
@@ -133,6 +133,8 @@ def watch(
     from fenchel.hf.convert import attention_modules
 
     modules = attention_modules(model)
+    if any(module in _WATCHED for module in modules.values()):
+        raise RuntimeError("this model is being watched already, by another thread or from within")
     _check_softmax(model)
     _register()
     met: dict[str, tuple[Kind, int]] = {}
@@ -157,12 +159,16 @@ class _Watch:
     foreign: bool = False  # the keys of the current call come from elsewhere
 
     def place(self, causal: bool) -> tuple[Kind, int]:
-        """Kind and number; the first call decides, for all that follow."""
-        if self.path not in self.met:
-            kind: Kind = "cross" if self.foreign else "decoder" if causal else "encoder"
-            number = sum(known == kind for known, _ in self.met.values())
-            self.met[self.path] = (kind, number)
-        return self.met[self.path]
+        """Kind and number, in the order of the calls."""
+        if self.path in self.met:
+            raise ValueError(
+                f"{self.path} attends more than once in a pass, as the shared layers of ALBERT do: "
+                "its layers cannot be told apart, and such models are not supported"
+            )
+        kind: Kind = "cross" if self.foreign else "decoder" if causal else "encoder"
+        number = sum(known == kind for known, _ in self.met.values())
+        self.met[self.path] = (kind, number)
+        return kind, number
 
     def chosen(self, kind: Kind, layer: int) -> Regularizer | None:
         return None if self.instead is None else self.instead(kind, layer)

@@ -124,17 +124,6 @@ def _there(store: Store, units: Sequence[Unit]) -> set[str]:
     return {unit.name for unit in units if store.load(unit.name) is not None}
 
 
-def check_decoder(model: Any, targets: Sequence[str] | None) -> None:
-    """Targets only where something is written, and wherever the model cannot write itself."""
-    both = bool(getattr(model.config, "is_encoder_decoder", False))
-    if targets is not None and not both:
-        raise ValueError(
-            f"targets are for encoder-decoders; {type(model).__name__} is none: leave out --targets"
-        )
-    if both and targets is None and not model.can_generate():
-        raise ValueError(f"{type(model).__name__} has no head that writes text: give --targets")
-
-
 def with_facts(found: Audit, run: Run, more: dict[str, Any]) -> Audit:
     """With the settings that `more` holds, and the counts if no measure saw all texts."""
     facts = {name: dict(value) for name, value in found.facts.items()}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._numerics import check_whole
+from fenchel.lens.problems import evaluating
 from fenchel.lens.recognise import Kind
 
 LONGEST = 512  # tokens, unless the caller says otherwise
@@ -102,6 +103,7 @@ class Texts:
         return len(self.texts)
 
     def prepared(self, model: Any, places: Sequence[int]) -> Prepared:
+        check_decoder(model, self.targets)
         inputs = self._encoded(model, [self.texts[place] for place in places])
         first = self._tokens(inputs["input_ids"], inputs["attention_mask"])
         words = self._words(inputs["input_ids"])
@@ -179,6 +181,9 @@ class Texts:
         else:
             encoded = self._encoded(model, [self.targets[place] for place in places])
             labels, real = encoded["input_ids"], encoded["attention_mask"]
+            empty = [place for place, row in zip(places, real, strict=True) if not row.any()]
+            if empty:
+                raise ValueError(f"the target of text {empty[0]} (from 0) has no tokens")
             start = torch.full_like(labels[:, :1], _start(model, self.tokenizer))
         # a query counts if what follows it does
         return {
@@ -194,9 +199,13 @@ class Texts:
         if key not in self._remembered:
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
-            with torch.no_grad():
+            greedy = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
+            with torch.no_grad(), evaluating(model):
                 self._remembered[key] = model.generate(
-                    **inputs, max_new_tokens=self.generated, do_sample=False
+                    **inputs,
+                    **greedy,
+                    max_new_tokens=self.generated,
+                    return_dict_in_generate=False,
                 )
         return self._remembered[key]
 
@@ -257,14 +266,27 @@ def material(
     return Images(tokenizer, [Path(path) for path in texts])
 
 
+def check_decoder(model: Any, targets: Sequence[str] | None) -> None:
+    """Targets only where something is written, and wherever the model cannot write itself."""
+    both = bool(getattr(model.config, "is_encoder_decoder", False))
+    if targets is not None and not both:
+        raise ValueError(
+            f"targets are for encoder-decoders; {type(model).__name__} is none: leave them out"
+        )
+    if both and targets is None and not model.can_generate():
+        raise ValueError(f"{type(model).__name__} has no head that writes text: give targets")
+
+
 def opened(path: Path) -> Any:
     """A PIL image in three colours."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as picture:
+            if picture.mode[0] in "IF":  # Pillow would cut 16 bits off at 255
+                raise ValueError(f"{path} has more than 8 bits a channel; convert it to 8 bits")
             return picture.convert("RGB")
-    except (UnidentifiedImageError, OSError) as problem:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as problem:
         raise ValueError(f"{path} cannot be read as an image: {problem}") from problem
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 
 from fenchel.lens.heads.capture import Call, watch
 from fenchel.lens.heads.material import Prepared
@@ -52,24 +52,45 @@ def projections(model: Any, prepared: Prepared) -> Projections:
         waiting[place] = call.output.flatten(-2)  # (B, Q, H e)
         sizes[place] = call.output.shape[-2], call.output.shape[-1]
 
-    def compare(module: nn.Module, args: Any) -> None:
-        if not waiting or not args or not isinstance(args[0], Tensor):
-            return
-        matrix = _matrix(module)
-        if matrix is None:
-            return
-        for place, joined in list(waiting.items()):
-            if args[0].shape == joined.shape and torch.equal(args[0], joined):
-                found[place] = _projection(module, matrix, sizes[place])
-                del waiting[place]
+    made: dict[tuple[Kind, int], tuple[nn.Module, Any]] = {}
 
-    hook = register_module_forward_pre_hook(compare)
+    def compare(module: nn.Module, args: Any, output: Any) -> None:
+        if not args or not isinstance(args[0], Tensor):
+            return
+        for place, joined in waiting.items():
+            if args[0].shape != joined.shape or not torch.equal(args[0], joined):
+                continue
+            if place not in made:
+                matrix = _matrix(module)
+                if matrix is not None:
+                    found[place] = _projection(module, matrix, sizes[place])
+                    made[place] = (module, output)
+                    if not _gives(found[place], joined, output):
+                        del found[place]
+            elif _wraps(module, args, *made[place], output):
+                found.pop(place, None)
+
+    hook = register_module_forward_hook(compare)
     try:
         with watch(model, note):
             model(**prepared.given)
     finally:
         hook.remove()
     return found
+
+
+def _gives(projection: Projection, joined: Tensor, output: Any) -> bool:
+    """Whether the map is its matrix and bias: a quantised one, say, is more."""
+    heads = joined.double().unflatten(-1, projection.weight.shape[:2]).transpose(1, 2)
+    wanted = projection.whole(heads)
+    room = 100 * torch.finfo(output.dtype).eps * float(wanted.abs().max())
+    return bool(((output.double() - wanted).abs() <= room).all())
+
+
+def _wraps(module: nn.Module, args: Any, inner: nn.Module, given: Tensor, output: Any) -> bool:
+    """Whether the layer's output is not the inner map's, as with low-rank adapters around it."""
+    around = len(args) == 1 and any(part is inner for part in module.modules())
+    return around and not (isinstance(output, Tensor) and torch.equal(output, given))
 
 
 def _matrix(module: nn.Module) -> Tensor | None:

@@ -83,6 +83,8 @@ def advantage(
 
 def advantages(model: Any, prepared: Prepared, loss: Loss | None = None) -> Advantages:
     """The same of inputs that are ready."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("advantages need derivatives; leave torch.inference_mode")
     chosen = default_loss(model) if loss is None else loss
     calls: list[Call] = []
     with entering(model, prepared) as entered:
@@ -146,6 +148,7 @@ def _embeds(module: nn.Module, args: Any, ids: Tensor) -> bool:
     return (
         isinstance(module, nn.Embedding)
         and len(args) > 0
+        and isinstance(args[0], Tensor)
         and args[0].shape == ids.shape
         and torch.equal(args[0], ids)
     )

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from fenchel.lens.heads.tallies import Tallies
 
 _SETTINGS = "settings.json"
+_UNIT = re.compile(r"(chunk|probe)-\d{6}|attack|recipe|model-[\w.+-]+")  # what Run names them
 _SHOWN = 60  # characters of a setting that differs
 
 
@@ -48,8 +50,10 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self.join()
-        else:
-            self._remove("*.npz", "*.damaged")
+        elif _read_json(self.folder / _SETTINGS) is not None:  # else the folder is not ours
+            for name in self.names():
+                self.path(name).unlink(missing_ok=True)
+                (self.folder / f"{name}.damaged").unlink(missing_ok=True)
         self._remove(".*.npz.*", f".{_SETTINGS}.*")  # half-written, by a run that was killed
         content = json.dumps(self.settings, indent=1, sort_keys=True) + "\n"
         write_whole(self.folder / _SETTINGS, content.encode())
@@ -70,8 +74,9 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Of the units that are there, checked or not."""
-        return sorted(path.stem for path in self.folder.glob("*.npz") if path.name[0] != ".")
+        """Of the units that are there, checked, damaged or not."""
+        files = (*self.folder.glob("*.npz"), *self.folder.glob("*.damaged"))
+        return sorted({path.stem for path in files if _UNIT.fullmatch(path.stem)})
 
     def path(self, unit: str) -> Path:
         return self.folder / f"{unit}.npz"

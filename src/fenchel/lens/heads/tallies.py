@@ -54,6 +54,20 @@ class Counted:
         self.scores = self.call.scores()
         self.weights = normalised(self.scores)
         self.counts = self.seen.any(-1) & asking.real[:, None]  # (B, H, Q)
+        self._check_finite()
+
+    def _check_finite(self) -> None:
+        """A NaN would pass for a row that sees nothing."""
+        scores = ~self.scores.isfinite() & self.seen & self.counts.unsqueeze(-1)
+        output = ~self.call.output.isfinite().all(-1).transpose(1, 2) & self.counts  # (B, H, Q)
+        wrong = (scores.any(-1) | output).any(2).any(0)  # (H)
+        if bool(wrong.any()):
+            head = self.heads[int(wrong.nonzero()[0])]
+            raise ValueError(
+                f"attention is NaN or infinite in {self.call.kind} layer {self.call.layer}, head "
+                f"{head}: the weights are damaged, or the precision is too low for them; use "
+                "float32 or float64"
+            )
 
     def layer_output(self, projection: Projection) -> Tensor:
         """Of all heads, chosen or not. (B, Q, width)"""

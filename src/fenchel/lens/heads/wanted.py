@@ -35,10 +35,15 @@ class Wanted:
         for alpha in self.alphas:
             if not 1 < alpha <= 4:
                 raise ValueError(f"an alpha of the what-if lies in (1, 4], got {alpha:g}")
+        if len({f"{alpha:g}" for alpha in self.alphas}) < len(self.alphas):
+            raise ValueError(f"alphas must differ in their first six digits, got {self.alphas}")
         if not 0 < self.tolerance < 1 or not math.isfinite(self.tolerance):
             raise ValueError(f"tolerance must lie in (0, 1), got {self.tolerance:g}")
         for name in ("layers", "heads"):
-            for number in getattr(self, name) or ():
+            chosen = getattr(self, name)
+            if chosen is not None and not len(chosen):
+                raise ValueError(f"{name} must name at least one, or be None for all")
+            for number in chosen or ():
                 check_whole(number, name, 0)
         check_whole(self.probe, "probe", 1)
         check_whole(self.trials, "trials", 1)

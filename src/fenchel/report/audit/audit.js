@@ -62,10 +62,13 @@ function buildHow() {
       el("dt", {}, el("a", {href: `#map/${encodeURIComponent(column.name)}`, text: column.title}),
         column.unit ? ` (${column.unit})` : ""),
       el("dd", {text: column.explain + measuredOn(column)})]).flat())]).flat();
+  const shown = ofImages ? "the patches that a patch looks at are coloured, the warmer the more weight."
+    : "curves lead from a token to the tokens it looks at, the thicker the more weight.";
+  const [many, one] = ofImages ? ["patches", "patch"] : ["tokens", "token"];
   document.getElementById("how-area").replaceChildren(
-    el("p", {text: "A head weighs the tokens that it may look at, for every token that asks. Each cell of a map " +
+    el("p", {text: `A head weighs the ${many} that it may look at, for every ${one} that asks. Each cell of a map ` +
       "is one head; its colour is a mean over all queries of all inputs. Choose a cell to see what that head " +
-      "does: on its page, curves lead from a token to the tokens it looks at, the thicker the more weight."}),
+      `does: on its page, ${shown}`}),
     el("details", {}, el("summary", {text: `What the ${columns.length} columns mean`}), lists));
 }
 

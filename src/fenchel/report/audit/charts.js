@@ -18,7 +18,8 @@ function mixed(stops, share) {
 const css = ([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`;
 const isLight = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 130;
 
-// {low, high, log, stops, share(value) in [0, 1], back(share)}; null without a number.
+// {low, high, flat, log, stops, share(value) in [0, 1], back(share)}; null without a number. flat: all
+// values are equal, so that a bar would say nothing.
 function scaleOf(column) {
   const values = valuesOf(column);
   if (!values.length) return null;
@@ -27,11 +28,11 @@ function scaleOf(column) {
   if (low < 0 && high > 0) {
     high = Math.max(high, -low);
     low = -high;
-    return {...straight(low, high), stops: DIVERGING};
+    return {...straight(low, high), stops: DIVERGING, flat: false};
   }
   const positive = values.filter((value) => value > 0);
-  if (column.scale === "log" && positive.length) return logarithmic(positive, high);
-  return {...straight(low, high), stops: SEQUENTIAL};
+  if (column.scale === "log" && positive.length) return {...logarithmic(positive, high), flat: low === high};
+  return {...straight(low, high), stops: SEQUENTIAL, flat: low === high};
 }
 
 function straight(low, high) {

@@ -2,7 +2,8 @@
 
 const audit = JSON.parse(document.getElementById("document").textContent);
 const rows = audit.rows;
-const columns = audit.columns;
+const ofImages = audit.inputs.what === "images";
+const columns = ofImages ? audit.columns.map(ofPatches) : audit.columns;
 const KIND_TITLES = {encoder: "encoder", decoder: "decoder", cross: "cross-attention"};
 const GROUP_TITLES = {
   "weights": "weights", "estimation": "estimation", "what-if": "what if",
@@ -10,6 +11,18 @@ const GROUP_TITLES = {
 };
 const SIDES = {encoder: ["encoder", "encoder"], decoder: ["decoder", "decoder"],
   cross: ["decoder", "encoder"]};  // whose tokens ask, whose are asked
+
+// Patches have no line to be apart on: their order is that of reading, row by row.
+function ofPatches(column) {
+  const ordered = ["mass_previous", "mass_next", "distance"].includes(column.name);
+  const own = ["entropy", "entropy_share", "effective_support", "mass_self"].includes(column.name);
+  if (!ordered && !own) return column;
+  const worded = (text) => text.replace(/\btokens\b/g, "patches").replace(/\btoken\b/g, "patch");
+  const unit = column.name === "distance" ? "patches, in reading order" : worded(column.unit);
+  const order = ordered && column.name !== "distance" ? ", in reading order" : "";
+  return {...column, unit, title: worded(column.title) + order,
+    explain: worded(column.explain) + (ordered ? " Patches are counted in reading order, row by row." : "")};
+}
 
 const keyOf = (row) => `${row.kind}/${row.layer}/${row.head}`;
 const layerKey = (row) => `${row.kind}/${row.layer}`;
@@ -83,29 +96,36 @@ function ordinal(place) {
   return place + (teens ? "th" : {1: "st", 2: "nd", 3: "rd"}[place % 10] ?? "th");
 }
 
-// ---- ranks: 1 is the largest; equal values share the better place
+// ---- ranks: 1 is the largest; equal values share their places
 
 const rankTables = new Map();
 
 function ranksOf(column) {
   if (!rankTables.has(column)) {
     const falling = valuesOf(column).sort((one, other) => other - one);
-    const first = new Map();
-    falling.forEach((value, place) => { if (!first.has(value)) first.set(value, place + 1); });
-    rankTables.set(column, {first, count: falling.length});
+    const [first, last] = [new Map(), new Map()];
+    falling.forEach((value, place) => {
+      if (!first.has(value)) first.set(value, place + 1);
+      last.set(value, place + 1);
+    });
+    rankTables.set(column, {first, last, count: falling.length});
   }
   return rankTables.get(column);
 }
 
 function rankOf(row, column) {
-  const {first, count} = ranksOf(column);
+  const {first, last, count} = ranksOf(column);
   const value = valueOf(row, column);
-  return value === null ? null : {place: first.get(value), count};
+  return value === null ? null : {place: first.get(value), until: last.get(value), count};
 }
 
 const rankText = (row, column) => {
   const rank = rankOf(row, column);
-  return rank === null ? "" : `${ordinal(rank.place)} of ${rank.count}`;
+  if (rank === null || rank.count === 1) return "";
+  const {place, until, count} = rank;
+  if (until === place) return `${ordinal(place)} of ${count}`;
+  if (until - place === count - 1) return "the same for all heads";
+  return `${ordinal(place)} to ${ordinal(until)} of ${count}, tied`;
 };
 
 // ---- links of an example, decoded when they are first shown

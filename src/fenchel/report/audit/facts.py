@@ -12,6 +12,7 @@ Row = Mapping[str, Any]
 
 MOST = 6  # more than six sentences are not read
 _HALF = 0.5
+_LITTLE = 0.05  # a share of links that is hardly worth a recipe
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -93,13 +94,20 @@ def _extremes(document: Document) -> Iterator[Fact]:
     pieces: list[Piece] = []
     if near is not None:
         row = min(measured(document["rows"], near), key=lambda row: row[near])
-        reach = f" (its keys are {number(row[near])} tokens away on average)"
+        reach = f" (its keys are {_apart(row[near], document)} on average)"
         pieces += [Piece("Most local: "), place(row, document), Piece(reach)]
     if wide is not None:
         row = max(measured(document["rows"], wide), key=lambda row: row[wide])
         pieces += [Piece("; most diffuse: " if pieces else "Most diffuse: "), place(row, document)]
     if pieces:
         yield (*pieces, Piece("."))
+
+
+def _apart(distance: float, document: Document) -> str:
+    """Patches lie on a grid, but their distance is that of their places in the sequence."""
+    if document["inputs"]["what"] == "images":
+        return f"{number(distance)} patches away, in reading order,"
+    return f"{number(distance)} tokens away"
 
 
 def _everywhere(document: Document) -> Iterator[Fact]:
@@ -125,25 +133,46 @@ def _root_mean_square(moved: Any) -> float | None:
 
 
 def _certified(document: Document) -> Iterator[Fact]:
-    column = _first(document, "largest_bound", "bound")
+    """Only the largest bound of any text holds for all of them: a mean is no bound."""
+    column = _first(document, "largest_bound")
     if column is not None:
+        one = "image" if document["inputs"]["what"] == "images" else "text"
         rows = sorted(measured(document["rows"], column), key=lambda row: row[column])
         low, high = rows[0], rows[-1]
+        mean = high.get("bound")
         yield (
-            Piece("Certified: a head's output moves by at most "),
+            Piece(f"Certified for each {one}: a head's output moves by at most "),
             _map(f"{number(low[column])} to {number(high[column])} times", column),
             Piece(" as far as its query; least stable: "),
             place(high, document),
-            Piece("."),
+            Piece("." if mean is None else f" (on average over {one}s {number(mean)})."),
         )
 
 
 def _recipe(document: Document) -> Iterator[Fact]:
     recipe = document["recipe"]
-    if recipe is not None:
+    if recipe is None:
+        return
+    if recipe["kept"] is not None and 1 - recipe["kept"] < _LITTLE:
+        yield _little(recipe)
+    else:
         said = _shares(recipe, "keeps {} of the links", "moves the output by {}")
         if said:
             yield (Piece("The "), Piece("recipe", "recipe"), Piece(f" {said}."))
+
+
+def _little(recipe: Mapping[str, Any]) -> Fact:
+    """Of a recipe that leaves the model almost as it is."""
+    heads = recipe["heads"]
+    many = sum(head["alpha"] is not None and head["alpha"] > 1 for head in heads)
+    leave = f"{many} of {len(heads)} heads {'leaves' if many == 1 else 'leave'} softmax."
+    saved = percent(max(0.0, 1 - recipe["kept"]))
+    start = Piece(f"Within {percent(recipe['tolerance'])} the ")
+    return (
+        start,
+        Piece("recipe", "recipe"),
+        Piece(f" can save only {saved} of the links: {leave}"),
+    )
 
 
 def _alike(document: Document) -> Iterator[Fact]:

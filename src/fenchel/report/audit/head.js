@@ -7,7 +7,8 @@ function headPage(row) {
   return [
     headBar(row, place),
     el("div", {class: "head-top"},
-      el("div", {}, el("h2", {text: capital(headTitle(row)), tabindex: "-1", id: "head-title"}), standsOut(row)),
+      el("div", {}, el("h2", {text: capital(headTitle(row)), tabindex: "-1", id: "head-title"}),
+        headLabel(row), standsOut(row)),
       miniMap(row)),
     examplesPart(row),
     chartsPart(row, around),
@@ -29,6 +30,32 @@ function headBar(row, place) {
     step(rows[place - 1], "‹ previous", "prev"), step(rows[place + 1], "next ›", "next"));
 }
 
+// What a head is called when one of its numbers is clear; the first that holds.
+const LABELS = [
+  ["mass_previous", (x) => x > 0.5, (x, one) =>
+    `Previous-${one} head: ${percent(x)} of its weight is on the ${one} before.`],
+  ["mass_next", (x) => x > 0.5, (x, one) =>
+    `Next-${one} head: ${percent(x)} of its weight is on the ${one} after.`],
+  ["mass_self", (x) => x > 0.5, (x, one) =>
+    `Looks at itself: a ${one} gives itself ${percent(x)} of its weight.`],
+  ["mass_first", (x) => x > 0.5, (x) =>
+    `First-token head (a sink): ${percent(x)} of its weight is on the first token.`],
+  ["mass_separator", (x) => x > 0.5, (x) =>
+    `Separator head: ${percent(x)} of its weight is on separators.`],
+  ["distance", (x) => x < 2, (x) =>
+    `Local head: it looks ${withUnit(x, columnNamed.get("distance"))} away on average.`],
+  ["entropy_share", (x) => x > 0.85, (x) =>
+    `Broad head: its entropy is ${percent(x)} of the most possible.`],
+];
+
+function headLabel(row) {
+  const known = (name) => columnNamed.has(name) && (row[name] ?? null) !== null;
+  const found = LABELS.find(([name, holds]) => known(name) && holds(row[name]));
+  if (found === undefined) return null;
+  const [name, , say] = found;
+  return el("p", {class: "label", text: say(row[name], ofImages ? "patch" : "token")});
+}
+
 // The columns in which this head is among the first or the last.
 function standsOut(row) {
   const near = Math.max(1, Math.min(3, Math.floor(rows.length / 12)));
@@ -36,18 +63,19 @@ function standsOut(row) {
   for (const column of columns) {
     const rank = rankOf(row, column);
     if (rank === null || rank.count < 4) continue;
-    const ties = valuesOf(column).filter((value) => value === valueOf(row, column)).length;
-    const last = rank.count - rank.place - ties + 2;
+    const ties = rank.until - rank.place + 1;
+    const last = rank.count - rank.until + 1;
     if (ties > near) continue;
-    if (rank.place <= near) found.push([column, rank.place, "largest"]);
-    else if (last <= near) found.push([column, last, "smallest"]);
+    const tied = ties > 1 ? ", tied" : "";
+    if (rank.place <= near) found.push([column, rank.place, "largest", tied]);
+    else if (last <= near) found.push([column, last, "smallest", tied]);
   }
   found.sort((one, other) => one[1] - other[1]);
-  if (!found.length) return el("p", {class: "note", text: "In no column among the first or the last."});
-  const items = found.slice(0, 6).map(([column, at, which]) => el("li", {},
+  if (!found.length) return el("p", {class: "note", text: "No number of it is extreme among all heads."});
+  const items = found.slice(0, 6).map(([column, at, which, tied]) => el("li", {},
     `${at === 1 ? "" : `${ordinal(at)} `}${which} `,
     el("a", {href: `#map/${encodeURIComponent(column.name)}`, text: column.title, title: column.explain}),
-    ` of all heads: ${withUnit(valueOf(row, column), column)}`));
+    ` of all heads${tied}: ${withUnit(valueOf(row, column), column)}`));
   return el("ul", {class: "stands-out"}, items);
 }
 
@@ -103,6 +131,7 @@ function exampleTitle(example, place) {
 function chartsPart(row, around) {
   const place = placeInLayer(row);
   const name = layerKey(row);
+  const order = ofImages ? " (reading order)" : "";
   const found = [];
   const histograms = audit.histograms[name];
   if (histograms?.entropy_share) {
@@ -115,11 +144,11 @@ function chartsPart(row, around) {
   if (audit.spectra[name]?.[place]) found.push(spectrumChart(audit.spectra[name][place]));
   const preference = audit.preference[name];
   if (preference?.log[place]) {
-    found.push(offsetChart(preference.offsets, preference.log[place], "Preference by place, log"));
+    found.push(offsetChart(preference.offsets, preference.log[place], `Preference by place, log${order}`));
   }
   const masses = audit.offsets?.[name];
   if (masses?.mass[place]) {
-    found.push(offsetChart(masses.offsets, masses.mass[place], "Weight by place", 0));
+    found.push(offsetChart(masses.offsets, masses.mass[place], `Weight by place${order}`, 0));
   }
   if (audit.agreement[name] && around.length > 1) found.push(agreementStrip(row, around, audit.agreement[name][place]));
   const shown = found.filter(Boolean);
@@ -151,40 +180,54 @@ function certificatePart(row) {
   const [bound, largest, local, most, tightness] =
     ["bound", "largest_bound", "local", "largest_local", "tightness"].map(known);
   if (bound === null && largest === null) return null;
-  const unit = audit.inputs.what === "images" ? "image" : "text";
+  const unit = ofImages ? "image" : "text";
   const words = [];
-  if (bound !== null) {
-    words.push(`If its query moves by a length of 1, its output moves by at most ${format(bound)}: ` +
-      `certified for every query, mean over the ${unit}s.`);
+  if (largest !== null) {
+    words.push(`If its query moves by a length of 1, its output moves by at most ${format(largest)}: ` +
+      `certified for every query of each ${unit}.`);
   }
-  if (largest !== null) words.push(`The largest bound of any ${unit} is ${format(largest)}.`);
+  if (bound !== null) words.push(`On average over ${unit}s the certified bound is ${format(bound)}.`);
   if (local !== null) {
     words.push(`At the queries that really occur the constant is ${format(local)}` +
       (most === null ? "." : ` on average and ${format(most)} at most.`));
   }
   if (tightness !== null) {
-    words.push(`The bound is ${format(tightness)} times what an attack reached; 1 would be exact.`);
+    words.push(tightness < 1.005 ? "An attack reached the bound: it is tight."
+      : `The bound is ${format(tightness)} times what an attack reached; 1 would be exact.`);
   }
   return part("certificate", "How stable it is", el("p", {text: words.join(" ")}));
 }
 
 // ---- numbers
 
+const openGroups = new Set(groups.slice(0, 1));  // kept from head to head
+window.addEventListener("beforeprint", () =>
+  document.querySelectorAll("details.group").forEach((box) => { box.open = true; }));
+
+function groupBox(group, lines) {
+  const summary = el("summary", {text: GROUP_TITLES[group] ?? group, on: {click: () => {
+    if (box.open) openGroups.delete(group);  // a click comes before its effect
+    else openGroups.add(group);
+  }}});
+  const box = el("details", {class: "group", open: openGroups.has(group), "data-group": group},
+    summary, el("dl", {}, lines));
+  return box;
+}
+
 function numbersPart(row) {
   const parts = groups.map((group) => {
     const members = columns.filter((column) => column.group === group);
-    return el("div", {class: "group"}, el("h4", {text: GROUP_TITLES[group] ?? group}),
-      el("dl", {}, members.map((column) => numberLine(row, column))));
+    return groupBox(group, members.map((column) => numberLine(row, column)));
   });
   return part("numbers", "All numbers",
     el("p", {class: "note", text: "Ranks among all heads: the 1st is the largest. " +
-      "On each line, all heads, and this one in colour."}), el("div", {class: "groups"}, parts));
+      "On each line, all heads, and this one in colour."}), el("div", {}, parts));
 }
 
 function numberLine(row, column) {
   const value = valueOf(row, column);
   const scale = scaleOf(column);
-  const mark = value === null || scale === null ? null : strip(row, column, scale);
+  const mark = value === null || scale.flat ? null : strip(row, column, scale);
   return el("div", {class: "number", "data-column": column.name},
     el("dt", {}, el("a", {href: `#map/${encodeURIComponent(column.name)}`, text: column.title})),
     el("dd", {class: value === null ? "missing" : ""}, el("b", {text: withUnit(value, column)}),

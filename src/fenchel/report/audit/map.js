@@ -83,8 +83,9 @@ function mapTip(cell, column) {
   if (cell === null) return null;
   const row = byKey.get(cell.dataset.key);
   const value = valueOf(row, column);
-  const rank = value === null || column.value ? "" : ` · ${rankText(row, column)}`;
-  return [headTitle(row), `${column.title}: ${withUnit(value, column)}${rank}`, column.explain];
+  const rank = value === null || column.value ? "" : rankText(row, column);
+  const said = [withUnit(value, column), rank].filter(Boolean).join(" · ");
+  return [headTitle(row), `${column.title}: ${said}`, column.explain];
 }
 
 function mapPanel(kind, column, options) {
@@ -93,8 +94,11 @@ function mapPanel(kind, column, options) {
     el("div", {class: "scroll"}, drawMap(kind, column, options)));
 }
 
+const OF_ONE_INPUT = new Set(["tightness"]);  // an attack takes long: one of the probe stands for all
+
 function measuredOn(column) {
   const {what, probe} = audit.inputs;
+  if (OF_ONE_INPUT.has(column.name)) return "";
   return column.of === "probe" && probe ? ` Measured on the probe, ${probe} of the ${what}.` : "";
 }
 

@@ -58,7 +58,9 @@ def map_figure(document: Document, column: str, kind: str | None = None) -> Figu
     shown = kinds(document) if kind is None else [_checked(document, kind)]
     values = {name: grid(document, name, column) for name in shown}
     every = [row[column] for row in document["rows"] if row.get(column) is not None]
-    return _drawn(values, _title(meta), norm_of(every, meta["scale"]), len(kinds(document)) > 1)
+    return _drawn(
+        values, _title(meta, document), norm_of(every, meta["scale"]), len(kinds(document)) > 1
+    )
 
 
 def styled(more: Mapping[str, Any] | None = None) -> AbstractContextManager[None]:
@@ -124,8 +126,10 @@ def colors_of(norm: Normalize) -> Colormap:
     return matplotlib.colormaps["RdBu_r" if both else "viridis"]
 
 
-def _title(meta: Mapping[str, Any]) -> str:
-    return f"{meta['title']} ({meta['unit']})" if meta["unit"] else str(meta["title"])
+def _title(meta: Mapping[str, Any], document: Document) -> str:
+    apart = meta["name"] == "distance" and document["inputs"]["what"] == "images"
+    unit = "patches, in reading order" if apart else meta["unit"]
+    return f"{meta['title']} ({unit})" if unit else str(meta["title"])
 
 
 def recipe_figure(document: Document, kind: str) -> Figure:

@@ -16,8 +16,8 @@ function pictureView(row, place) {
   view.cells = Array.from({length: view.patches}, (_, i) => el("button", {type: "button",
     class: "patch", "data-place": first + i, "aria-label": patchName(view, first + i)}));
   const grid = el("div", {class: "patches"}, view.cells);
-  grid.style.gridTemplateColumns = `repeat(${wide}, 1fr)`;
-  grid.style.gridTemplateRows = `repeat(${high}, 1fr)`;
+  grid.style.gridTemplateColumns = `repeat(${wide}, minmax(0, 1fr))`;
+  grid.style.gridTemplateRows = `repeat(${high}, minmax(0, 1fr))`;
   roving(grid, view.cells, gridStep(wide, view.patches));
   const image = el("img", {alt: example.text || "the image", draggable: "false"});
   if (data.startsWith("data:image/")) image.src = data;

@@ -44,6 +44,7 @@ function valueCell(row, column, scale) {
   const value = valueOf(row, column);
   if (value === null) return el("td", {class: "missing", text: "–", title: "not measured"});
   const cell = el("td", {text: format(value)});
+  if (scale.flat) return cell;
   const share = (100 * scale.share(value)).toFixed(1);
   cell.style.background = `linear-gradient(to right, var(--bar) ${share}%, transparent ${share}%)`;
   return cell;

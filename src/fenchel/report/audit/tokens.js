@@ -214,10 +214,22 @@ const weightText = (weight) =>
 const chip = (token, weight) => el("span", {class: "chip"}, el("b", {text: plain(token)}),
   ` ${weightText(weight)}`);
 
+const LEAST = 0.5 / 65535;  // a smaller weight is stored as 0
+
+function keptLinks({width, keys}) {
+  const which = width < keys ? `the ${width} strongest links` : "all links";
+  return `Of each token ${which} are kept, if above ${format(LEAST)}.`;
+}
+
+function shownOf(view, found) {
+  const count = view.links.list.length;
+  return found.length === count ? `All ${count} links in the file are drawn.`
+    : `The ${found.length} strongest of the ${count} links in the file are drawn.`;
+}
+
 function tell(view, found) {
   if (view.active === null) {
-    const {list} = view.links;
-    view.said.replaceChildren(`The ${found.length} strongest of ${list.length} links. Point at a token, ` +
+    view.said.replaceChildren(`${shownOf(view, found)} ${keptLinks(view.links)} Point at a token, ` +
       "or choose it with the keyboard, to see where it looks; a click holds it.");
     tellShade(view);
     return;
