@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fenchel"
 # From top to bottom, as in the table of rooms. A room may import from rooms before it.
 ROOMS = [
     "_version",
+    "_files",
     "_numerics",
     "scores",
     "priors",

@@ -268,7 +268,7 @@ class _Job:
 
     def write(self, found: Audit) -> None:
         """Each file whole or not at all; what an earlier run left is replaced."""
-        from fenchel.lens.heads.store import write_whole
+        from fenchel._files import write_whole
 
         recipe, summary, document = found.recipe(), found.summary(), found.document()
         write_whole(self.out / "heads.csv", found.to_csv().encode())
@@ -382,7 +382,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def _check_writable(folder: Path) -> None:
     """Before the work, so that nobody waits an hour for an error."""
-    from fenchel.lens.heads.store import write_whole
+    from fenchel._files import write_whole
 
     probe = folder / f".writable.{os.getpid()}"
     try:

@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fenchel._files import write_whole
+
 _KEPT = 2
 
 
@@ -56,15 +58,15 @@ class Checkpoints:
         if not resume:
             for old in self.folder.glob("step-*"):
                 old.unlink()
-        write(path, json.dumps(wanted, indent=1, sort_keys=True).encode())
+        write_whole(path, json.dumps(wanted, indent=1, sort_keys=True).encode())
 
     def save(self, state: State) -> None:
         content = save({name: x.contiguous() for name, x in state.tensors.items()})
         facts = {"step": state.step, "facts": state.facts}
         facts["sha256"] = _digest(content, facts)
         stem = self.folder / f"step-{state.step:08d}"
-        write(stem.with_suffix(".safetensors"), content)
-        write(stem.with_suffix(".json"), json.dumps(facts).encode())  # last: now it counts
+        write_whole(stem.with_suffix(".safetensors"), content)
+        write_whole(stem.with_suffix(".json"), json.dumps(facts).encode())  # last: now it counts
         for old in self._stems()[:-_KEPT]:
             old.with_suffix(".json").unlink(missing_ok=True)
             old.with_suffix(".safetensors").unlink(missing_ok=True)
@@ -114,19 +116,6 @@ def _differences(known: Any, wanted: Any, path: str = "") -> list[str]:
             for text in _differences(known.get(name), wanted.get(name), f"{path}.{name}".strip("."))
         ]
     return [] if known == wanted else [f"{path} was {known!r}, is {wanted!r}"]
-
-
-def write(path: Path, content: bytes) -> None:
-    """To a file beside it, to the disk, then in its place: whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fenchel._files import write_whole
 from fenchel._numerics import check_whole
 from fenchel.experiments.checkpoint import (
     Checkpoints,
     State,
     optimizer_tensors,
     restore_optimizer,
-    write,
 )
 
 Batch = dict[str, Tensor]
@@ -267,7 +267,7 @@ class _Run:
         if not self.accelerator.is_main_process or not self._metrics.exists():
             return
         kept = [line for line in _lines(self._metrics) if line["step"] <= self.step]
-        write(self._metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     @property
     def _metrics(self) -> Path:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fenchel._files import write_whole
 from fenchel.lens.heads.tallies import Tallies
 
 _SETTINGS = "settings.json"
@@ -106,19 +107,6 @@ class Store:
     def _checksum(self, unit: str, content: bytes) -> bytes:
         own = hashlib.sha256(self._key).digest() + hashlib.sha256(unit.encode()).digest()
         return hashlib.sha256(own + content).digest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """To a file beside it, to the disk, then in its place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
