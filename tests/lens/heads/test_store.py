@@ -107,3 +107,13 @@ def test_files_of_others_stay(tmp_path):
         "settings.json",
         "x.damaged",
     ]
+
+
+def test_beginning_again_does_so_though_the_settings_are_damaged(tmp_path):
+    """Else units would be taken for new ones that nobody asked to go on with."""
+    own = Store(tmp_path, {"model": "a"})
+    own.open(resume=False)
+    own.save("chunk-000000", {"x": torch.ones(1)})
+    (tmp_path / "settings.json").write_text('{"mod')
+    own.open(resume=False)
+    assert own.load("chunk-000000") is None

@@ -51,7 +51,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self.join()
-        elif _read_json(self.folder / _SETTINGS) is not None:  # else the folder is not ours
+        else:
             for name in self.names():
                 self.path(name).unlink(missing_ok=True)
                 (self.folder / f"{name}.damaged").unlink(missing_ok=True)
@@ -75,7 +75,9 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Of the units that are there, checked, damaged or not."""
+        """Of the units that are there, checked, damaged or not; none if the folder is not ours."""
+        if not (self.folder / _SETTINGS).exists():
+            return []
         files = (*self.folder.glob("*.npz"), *self.folder.glob("*.damaged"))
         return sorted({path.stem for path in files if _UNIT.fullmatch(path.stem)})
 
