@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from fenchel.cli.failures import explained, unsupported
+from fenchel.cli.failures import explained, unsupported, with_resume
 
 if TYPE_CHECKING:
     from fenchel.lens.heads.auditing import Run, Unit
@@ -132,7 +132,7 @@ def audit(
     Weights are read from safetensors only, and no code of the model's folder
     runs unless you say --trust-remote-code. Needs the extras hf and report.
     """
-    with explained(context):
+    with explained(context, lambda: with_resume(context)):
         from fenchel.lens.heads import launch
         from fenchel.lens.heads.wanted import MEASURES, Wanted
 

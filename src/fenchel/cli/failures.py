@@ -1,4 +1,4 @@
-"""What can go wrong in an audit, as one message with the way out, and the exit code."""
+"""What can go wrong in a long command, as one message with the way out, and the exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -30,36 +30,38 @@ def unsupported(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def explained(context: typer.Context) -> Iterator[None]:
-    """Every failure of input, disk or network as one message, with the way out."""
+def explained(context: typer.Context, go_on: Callable[[], str]) -> Iterator[None]:
+    """Every failure of input, disk or network as one message, with the way out; go_on: what to do
+    to continue."""
     try:
         yield
     except KeyboardInterrupt:
-        _leave(f"stopped; what is made is kept. {_go_on(context)}", _INTERRUPTED)
+        _leave(context, f"stopped; what is made is kept. {go_on()}", _INTERRUPTED)
     except ConnectionError as problem:  # to another process of the run
-        _leave(f"{problem}. What is made is kept. {_go_on(context)}", _ENVIRONMENT)
+        _leave(context, f"{problem}. What is made is kept. {go_on()}", _ENVIRONMENT)
     except _ABOUT_INPUT as problem:
-        _leave(str(problem), _USAGE)
+        _leave(context, str(problem), _USAGE)
     except OSError as problem:
         if problem.errno == errno.ENOSPC:
             _leave(
+                context,
                 f"the disk is full ({context.params['out']}); what is made is kept. Make room. "
-                f"{_go_on(context)}",
+                f"{go_on()}",
                 _ENVIRONMENT,
             )
-        _leave(str(problem), _ENVIRONMENT)
-    except ImportError as problem:
-        _leave(str(problem), _ENVIRONMENT)
+        _leave(context, str(problem), _ENVIRONMENT)
+    except (ArithmeticError, ImportError) as problem:
+        _leave(context, str(problem), _ENVIRONMENT)
 
 
-def _leave(message: str, code: int) -> NoReturn:
+def _leave(context: typer.Context, message: str, code: int) -> NoReturn:
     number = int(os.environ.get("RANK", "0"))
     before = f"process {number}: " if number else ""
-    print(f"fenchel audit: {before}{message}", file=sys.stderr)
+    print(f"{context.command_path}: {before}{message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
-def _go_on(context: typer.Context) -> str:
+def with_resume(context: typer.Context) -> str:
     """What to type; the launcher of several processes is not known here."""
     words = ["fenchel", "audit", str(context.params["model"])]
     for option in context.command.params:

@@ -48,16 +48,17 @@ class Checkpoints:
         path = self.folder / "config.json"
         wanted = json.loads(json.dumps(self.config))
         if resume and path.exists():
-            known = json.loads(path.read_text(encoding="utf-8"))
-            changed = _differences(known, wanted)
+            changed = differences(_known(path), wanted)
             if changed:
                 raise OtherConfig(
                     f"{self.folder} holds a run with other settings: {'; '.join(changed)}. Choose "
-                    "another folder, or leave out --resume to begin again"
+                    "another --out, or begin again with --again"
                 )
         if not resume:
             for old in self.folder.glob("step-*"):
                 old.unlink()
+        for torn in self.folder.glob(".step-*"):  # a kill left it half written
+            torn.unlink()
         write_whole(path, json.dumps(wanted, indent=1, sort_keys=True).encode())
 
     def save(self, state: State) -> None:
@@ -88,6 +89,13 @@ class Checkpoints:
         return sorted(path.with_suffix("") for path in self.folder.glob("step-*.json"))
 
 
+def _known(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path} is damaged ({problem}); begin again with --again") from problem
+
+
 def _read(stem: Path) -> State | None:
     try:
         facts = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
@@ -106,14 +114,14 @@ def _digest(content: bytes, facts: dict[str, Any]) -> str:
     return made.hexdigest()
 
 
-def _differences(known: Any, wanted: Any, path: str = "") -> list[str]:
+def differences(known: Any, wanted: Any, path: str = "") -> list[str]:
     """Where two documents differ, in words."""
     if isinstance(known, dict) and isinstance(wanted, dict):
         names = sorted(known.keys() | wanted.keys())
         return [
             text
             for name in names
-            for text in _differences(known.get(name), wanted.get(name), f"{path}.{name}".strip("."))
+            for text in differences(known.get(name), wanted.get(name), f"{path}.{name}".strip("."))
         ]
     return [] if known == wanted else [f"{path} was {known!r}, is {wanted!r}"]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fenchel.nn as fnn
+from fenchel.experiments.layers import Dropout, FeedForward
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
 
 ATTENTIONS = ("softmax", "entmax", "sparsemax", "transport", "continuous")
@@ -39,13 +40,8 @@ class Layer(nn.Module):
         super().__init__()
         self.before, self.between = nn.LayerNorm(size.width), nn.LayerNorm(size.width)
         self.attention = attention
-        self.forward_layers = nn.Sequential(
-            nn.Linear(size.width, size.inner),
-            nn.GELU(),
-            nn.Dropout(size.dropout),
-            nn.Linear(size.inner, size.width),
-        )
-        self.dropout = nn.Dropout(size.dropout)
+        self.forward_layers = FeedForward(size.width, size.inner, size.dropout)
+        self.dropout = Dropout(size.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, token, width)"""
@@ -129,15 +125,14 @@ class VisionTransformer(nn.Module):
         self, size: Size, attention: str, *, side: int, channels: int, classes: int
     ) -> None:
         super().__init__()
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention must be of {', '.join(ATTENTIONS)}, got {attention!r}")
+        check_attention(attention)
         if side % size.patch:
             raise ValueError(f"patches of {size.patch} do not tile images of {side} pixels")
         cells = side // size.patch
         self.patches = nn.Conv2d(channels, size.width, size.patch, size.patch)
         self.place = nn.Parameter(torch.randn(1, cells**2 + 1, size.width) * 0.02)
         self.reader = nn.Parameter(torch.zeros(1, 1, size.width))
-        self.dropout = nn.Dropout(size.dropout)
+        self.dropout = Dropout(size.dropout)
         self.layers = nn.ModuleList(
             Layer(size, Looking(size, Shannon())) for _ in range(size.layers - 1)
         )
@@ -167,6 +162,11 @@ class VisionTransformer(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+def check_attention(attention: str) -> None:
+    if attention not in ATTENTIONS:
+        raise ValueError(f"attention must be of {', '.join(ATTENTIONS)}, got {attention!r}")
 
 
 def _reading(size: Size, attention: str, cells: int) -> nn.Module:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +80,14 @@ class VitStudy:
             "labels": self.train.labels[places],
             "shared": shared,
         }
+
+    def cases(self, examples: Sequence[int]) -> list[tuple[float, Batch]]:
+        batch = self.gathered(examples, torch.Generator())
+        shares = ((1 - self.sharing, False), (self.sharing, True))
+        return [(share, batch | {"shared": torch.tensor(shared)}) for share, shared in shares]
+
+    def facts(self, model: nn.Module, folder: Path) -> dict[str, Any]:
+        return {}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         partner = None

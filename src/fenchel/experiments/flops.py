@@ -1,0 +1,57 @@
+"""Multiplications and additions of one training step, counted as they are called."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fenchel.experiments.loop import Study
+from fenchel.kernels.attention import tsallis_attention, tsallis_attention_backward
+
+
+def step_flops(study: Study, model: nn.Module, batch: int) -> int:
+    """Forward and backward of a step of `batch` examples, a mean over what a step can be.
+
+    Products of matrices, convolutions and attention count, each attention as if it were dense;
+    what is done entry by entry, and integrals of densities, do not.
+    """
+    examples = study.order(0, batch, 0)[0]
+    was_training = model.training
+    model.train()
+    total = 0.0
+    device = next(model.parameters()).device
+    for share, case in study.cases(examples):
+        if share == 0:
+            continue
+        with FlopCounterMode(display=False, custom_mapping=_MORE) as counter:
+            study.loss(model, {k: v.to(device) for k, v in case.items()}).backward()
+        total += share * counter.get_total_flops()
+    model.zero_grad()
+    model.train(was_training)
+    return round(total)
+
+
+def _attention(query: list[int], key: list[int], *_: Any, **__: Any) -> int:
+    """Shapes (..., n, d) and (..., m, d): two products."""
+    return 4 * math.prod(query[:-1]) * key[-2] * query[-1]
+
+
+def _attention_backward(
+    _: list[int], query: list[int], key: list[int], *__: Any, **___: Any
+) -> int:
+    """Weights again, then their gradient and those of query, key and value: five products."""
+    return 10 * math.prod(query[:-1]) * key[-2] * query[-1]
+
+
+_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_MORE = {
+    _CPU: _attention,
+    _CPU_BACKWARD: _attention_backward,
+    tsallis_attention._overloadpacket: _attention,
+    tsallis_attention_backward._overloadpacket: _attention_backward,
+}

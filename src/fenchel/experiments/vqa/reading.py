@@ -1,0 +1,103 @@
+"""How the network reads the picture in the end: weights over a grid, or a density over the plane.
+CLAIMS F-S6.2, F-Tab6.2, F-Tab6.3"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import fenchel.nn as fnn
+from fenchel.continuous import Density, Mixture, cell_centers
+from fenchel.nn import Select
+from fenchel.regularizers import Regularizer, Shannon, Tsallis
+from fenchel.solve import solve
+
+BLIND = "question-only"
+_DISCRETE: dict[str, Regularizer] = {
+    "softmax": Shannon(),
+    "entmax": Tsallis(1.5),
+    "sparsemax": Tsallis(2.0),
+}
+_CONTINUOUS = re.compile(r"continuous-(softmax|sparsemax)-(\d+)|(\d+)-mca-(\d+)")
+KNOWN = (
+    f"{BLIND}, softmax, entmax, sparsemax, continuous-softmax-N, continuous-sparsemax-N, K-mca-N "
+    "(N functions, K modes)"
+)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A density of `modes` modes of a regulariser's family; values in `functions` functions."""
+
+    regularizer: Regularizer
+    functions: int
+    modes: int
+
+
+def plane(attention: str) -> Plane | None:
+    """What the name of a continuous attention says; None for a discrete one."""
+    if attention in _DISCRETE or attention == BLIND:
+        return None
+    found = _CONTINUOUS.fullmatch(attention)
+    if found is None:
+        raise ValueError(f"attention must be of {KNOWN}, got {attention!r}")
+    family, functions, modes, functions_of_modes = found.groups()
+    if modes is not None:
+        return Plane(Shannon(), int(functions_of_modes), int(modes))
+    return Plane(Tsallis(2.0) if family == "sparsemax" else Shannon(), int(functions), 1)
+
+
+class Reading(nn.Module):
+    """Scores of the cells, then their expectation under what the attention makes of them.
+
+    The discrete and the continuous ones have the same parameters: those of the scores.
+    """
+
+    def __init__(self, width: int, inner: int, grid: tuple[int, int], attention: str) -> None:
+        super().__init__()
+        self.score = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, 1))
+        own = plane(attention)
+        self.regularizer = None if own is not None else _DISCRETE[attention]
+        self.density = None
+        if own is not None:
+            self.density = fnn.ContinuousAttention2d(
+                grid, own.regularizer, own.functions, modes=own.modes
+            )
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | Density | Mixture]:
+        """(batch, cell, width) -> context (batch, width), and the weights or the density."""
+        scores = self.score(tokens).squeeze(-1)
+        if self.density is not None:
+            attended = self.density(tokens, scores)
+            return attended.context, attended.density
+        assert self.regularizer is not None
+        weights = solve(scores, self.regularizer).weights
+        return (weights.unsqueeze(1) @ tokens).squeeze(1), weights
+
+    def selecting(self, penalty: float, generator: torch.Generator) -> None:
+        """From now on as many modes for each example as pay for themselves."""
+        if self.density is None:
+            raise ValueError("modes are chosen for a continuous attention")
+        from fenchel.continuous import Random
+
+        self.density.modes = Select(max_modes=5, penalty=penalty, start=Random(3, generator))
+
+
+def masses(attention: Tensor | Density | Mixture, grid: tuple[int, int], side: int) -> Tensor:
+    """(batch, side, side), the share of the attention in each pixel of the picture, sum 1.
+
+    What a density has outside the picture is left out.
+    """
+    if isinstance(attention, Tensor):
+        cells = attention.unflatten(-1, grid)
+        rows, columns = (torch.arange(side) * size // side for size in grid)
+        picture = cells[:, rows][:, :, columns]
+    else:
+        places = cell_centers(side, side, dtype=attention.mean.dtype, device=attention.mean.device)
+        found = attention.prob(places.unsqueeze(1))  # (pixel, batch)
+        picture = found.T.unflatten(-1, (side, side))
+    shares: Tensor = picture / picture.sum((-2, -1), keepdim=True).clamp_min(1e-30)
+    return shares
