@@ -29,6 +29,7 @@ TITLES = (
     "Continuous attention",
     "Attention as estimation",
     "How far an output can move",
+    "Experiments",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _VIT = "fenchel experiment vit --preset smoke --out build/experiments"
 _VQA = "fenchel experiment vqa --preset smoke --out build/experiments"
+_PAGE = "fenchel experiment page --results results/experiments --out docs/results.md"
 _SAME = "The same command goes on."
 
 commands = typer.Typer(no_args_is_help=True, epilog=f"Example: {_VIT}")
@@ -135,6 +136,37 @@ def vqa(
                     jobs = [shortened(job, first_steps) for job in jobs]
                 queue.work(jobs, partial(presets.study, data=loaded), loaded.note)
         queue.show(presets.STUDY, of_first(preset, first_steps), listings)
+
+
+@commands.command("page", epilog=f"Example: {_PAGE}")
+def page(
+    context: typer.Context,
+    out: Annotated[Path, _Option(dir_okay=False, help="Markdown file to write.")],
+    results: Annotated[Path, _Option(file_okay=False, exists=True, help="Folder of the runs.")],
+    figures: Annotated[Path, _Option(file_okay=False, help="Folder for pictures.")] = Path(
+        "build/results"
+    ),
+    data: _Data = None,
+) -> None:
+    """The page of results: every table, its command, seeds and cost, and whether claims held.
+
+    Of the presets cpu and paper. Beside the page comes one picture, of where
+    attentions looked in Shapes-VQA; --figures gets learning curves and the maps
+    of every data set that is generated, installed or found in --data.
+    """
+    with explained(context, lambda: _SAME):
+        from fenchel._files import write_whole
+        from fenchel.experiments.vqa.presets import load
+        from fenchel.report.experiments.figures import save_figures, save_shapes_picture
+        from fenchel.report.experiments.page import page_text
+
+        if not out.parent.is_dir():
+            raise ValueError(f"there is no folder {out.parent} for {out.name}; make it first")
+        loaded = cache(lambda name: load(name, _folder(data), results / "features"))
+        write_whole(out, page_text(results).encode())
+        made = [out, save_shapes_picture(results, out, loaded)]
+        made += save_figures(results, figures, loaded, partial(typer.echo, err=True))
+        typer.echo("\n".join(str(path) for path in made if path is not None))
 
 
 class _Queue:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -141,6 +142,7 @@ class _Run:
 
         self.study, self.training, self.checkpoints = study, training, checkpoints
         self.say = say
+        processes()
         self.accelerator = Accelerator(mixed_precision=training.precision)
         torch.manual_seed(training.seed)
         self.bare = study.build()
@@ -286,6 +288,23 @@ class _Run:
     def _tell(self, text: str) -> None:
         if self.accelerator.is_main_process:
             self.say(text)
+
+
+def processes() -> Any:
+    """Of this run, as accelerate knows them. Without a GPU they meet on the CPU, which it must be
+    asked for; otherwise each would train alone, all into one folder."""
+    from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env
+
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    without = started > 1 and not torch.accelerator.is_available()
+    state = PartialState(cpu=without or parse_flag_from_env("ACCELERATE_USE_CPU"))
+    if state.num_processes != started:
+        raise ValueError(
+            f"{started} processes were started, but accelerate sees {state.num_processes} on "
+            f"{state.device}; start one, or set ACCELERATE_USE_CPU=true"
+        )
+    return state
 
 
 def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from fenchel._files import write_whole
 from fenchel._version import __version__
 from fenchel.experiments.checkpoint import OtherConfig, differences
 from fenchel.experiments.flops import step_flops
-from fenchel.experiments.loop import Outcome, Study, Training, read_metrics, train
+from fenchel.experiments.loop import Outcome, Study, Training, processes, read_metrics, train
 
 Found = TypeVar("Found")
 
@@ -194,5 +194,6 @@ def _agreed(found: Found) -> Found:
         return found
     from accelerate.utils import broadcast_object_list
 
+    processes()
     told: Found = broadcast_object_list([found])[0]
     return told

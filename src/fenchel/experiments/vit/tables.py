@@ -23,7 +23,7 @@ def listings(documents: Sequence[Document]) -> list[Listing]:
     if not documents:
         return []
     usual = [d for d in documents if "-rate-" not in d["settings"]["variant"]]
-    found = [_by_data(usual), _differences(usual)]
+    found = [by_data(usual), _differences(usual)]
     if len(usual) < len(documents):
         found.append(_by_rate(documents))
     return [*found, cost(usual, "Cost", NAMES)]
@@ -39,7 +39,7 @@ def _present(documents: Sequence[Document], name: str, order: Sequence[str]) -> 
     return [value for value in order if value in seen]
 
 
-def _by_data(documents: Sequence[Document]) -> Listing:
+def by_data(documents: Sequence[Document]) -> Listing:
     sets = _present(documents, "data", _DATA)
     rows = [
         (NAMES[a], *(cell(by_seed(documents, accuracy, attention=a, data=d)) for d in sets))

@@ -128,7 +128,7 @@ def looks(study: Any, model: nn.Module) -> list[dict[str, Any]]:
 
 def packed(shares: Tensor) -> str:
     """A map in 256 levels of its largest, in base 64."""
-    levels = (255 * shares / shares.max()).round().to(torch.uint8)
+    levels = (255 * shares / shares.max().clamp_min(1e-30)).round().to(torch.uint8)
     return base64.b64encode(bytes(levels.flatten().tolist())).decode()
 
 

@@ -63,13 +63,18 @@ class Unit(nn.Module):
         self.forward_layers = FeedForward(size.width, size.inner, size.dropout)
         self.dropout = Dropout(size.dropout)
 
-    def forward(
-        self, x: Tensor, ignored: Tensor | None = None, guide: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """guide: its tokens and which of them are none."""
-        x = self.own(x, None, ignored)
-        if self.guided is not None and guide is not None:
-            x = self.guided(x, *guide)
+    def forward(self, x: Tensor, ignored: Tensor) -> Tensor:
+        """ignored: bool (batch, token)"""
+        return self.rest(self.own(x, None, ignored))
+
+    def guided_by(self, x: Tensor, guide: tuple[Tensor, Tensor], which: Tensor | None) -> Tensor:
+        """guide: its tokens and which of them are none; which: row of x of each, where several
+        share one, for which attention to itself is then made once."""
+        assert self.guided is not None
+        x = self.own(x, None, None)
+        return self.rest(self.guided(x if which is None else x[which], *guide))
+
+    def rest(self, x: Tensor) -> Tensor:
         output: Tensor = x + self.dropout(self.forward_layers(self.norm(x)))
         return output
 
@@ -121,7 +126,8 @@ class CoAttention(nn.Module):
         """words (batch, longest); pictures, uint8 or features, each once; which (batch): of them
         each question is about."""
         none = words == 0
-        asked, _ = self.recurrent(self.embedding(words))
+        with torch.autocast(words.device.type, enabled=False):  # not every CPU has it in bf16
+            asked, _ = self.recurrent(self.embedding(words))
         for unit in self.question:
             asked = unit(asked, none)
         asked = self.question_norm(asked)
@@ -143,9 +149,9 @@ class CoAttention(nn.Module):
         if self.seeing is not None:
             pictures = self.seeing(pictures.float() / 127.5 - 1).permute(0, 2, 3, 1)
         cells = self.features(pictures.flatten(1, 2)) + self.place(self.waves)
-        cells = cells[which]
-        for unit in self.picture:
-            cells = unit(cells, None, guide)
+        for number, unit in enumerate(self.picture):
+            assert isinstance(unit, Unit)
+            cells = unit.guided_by(cells, guide, None if number else which)
         normed: Tensor = self.picture_norm(cells)
         return normed
 

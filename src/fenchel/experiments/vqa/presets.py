@@ -95,9 +95,9 @@ def load(
 ) -> QuestionData:
     """folder: holds daquar/ and mobilenet_v2/, or the files of VQA-v2. cache: of features."""
     if name in ("shapes", "shapes-tiny"):
-        from fenchel.experiments.data.shapes import load_shapes
+        from fenchel.experiments.data.shapes import load_seen
 
-        return load_shapes() if name == "shapes" else _tiny()
+        return load_seen(cache, advance=advance) if name == "shapes" else _tiny()
     if name == "easy":
         from fenchel.experiments.data.easy import load_easy
 

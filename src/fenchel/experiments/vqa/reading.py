@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fenchel.nn as fnn
-from fenchel.continuous import Density, Mixture, cell_centers
+from fenchel.continuous import Density, Gaussian, Mixture, Paraboloid, cell_centers
 from fenchel.nn import Select
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
 from fenchel.solve import solve
@@ -97,7 +97,22 @@ def masses(attention: Tensor | Density | Mixture, grid: tuple[int, int], side: i
         picture = cells[:, rows][:, :, columns]
     else:
         places = cell_centers(side, side, dtype=attention.mean.dtype, device=attention.mean.device)
-        found = attention.prob(places.unsqueeze(1))  # (pixel, batch)
+        found = _widened(attention, 1 / side).prob(places.unsqueeze(1))  # (pixel, batch)
         picture = found.T.unflatten(-1, (side, side))
     shares: Tensor = picture / picture.sum((-2, -1), keepdim=True).clamp_min(1e-30)
     return shares
+
+
+def _widened(attention: Density | Mixture, pixel: float) -> Density | Mixture:
+    """By about the spread of a pixel, over which its centre then stands for a mean; without that a
+    density that is narrower than a pixel would be missed by all centres."""
+    if isinstance(attention, Mixture):
+        return Mixture(attention.mixing, _wider(attention.components, pixel))
+    return _wider(attention, pixel)
+
+
+def _wider(density: Density, pixel: float) -> Density:
+    # A square of that side has pixel^2 / 12; with 1 / 8 a paraboloid reaches from corner to centre.
+    eye = torch.eye(2, dtype=density.mean.dtype, device=density.mean.device)
+    family = Paraboloid if isinstance(density, Paraboloid) else Gaussian
+    return family.from_covariance(density.mean, density.covariance_matrix + pixel**2 / 8 * eye)

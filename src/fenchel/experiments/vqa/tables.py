@@ -184,14 +184,19 @@ def _agreement(name: str) -> Callable[[Document], float | None]:
     return found
 
 
-def verdict(documents: Sequence[Document], data: str) -> str:
+def verdicts(documents: Sequence[Document], data: str) -> list[str]:
     """Whether the thesis' claims held on this data: one mode does as well as discrete softmax,
-    several gain nothing, a larger penalty chooses one mode more often. Whether seeing helped."""
+    several gain nothing, a larger penalty chooses one mode more often. And whether seeing helped.
+    """
     own = [document for document in documents if document["settings"]["data"] == data]
     said = [_one_mode(own), _several_modes(own), _penalties(own), _sight(own)]
     if not any(said[:2]):
         said.insert(0, "Nothing can be said yet: no two seeds have both sides of a comparison.")
-    return " ".join(sentence for sentence in said if sentence)
+    return [sentence for sentence in said if sentence]
+
+
+def verdict(documents: Sequence[Document], data: str) -> str:
+    return " ".join(verdicts(documents, data))
 
 
 def _compared(documents: Sequence[Document], own: str, base: str) -> Estimate | None:
@@ -203,23 +208,27 @@ def _compared(documents: Sequence[Document], own: str, base: str) -> Estimate | 
 
 
 def _way(found: Estimate) -> str:
-    return (
-        "no difference shows" if not found.beyond_zero else "better" if found.mean > 0 else "worse"
-    )
+    if not found.beyond_zero:
+        return "no difference can be told"
+    return "better" if found.mean > 0 else "worse"
 
 
 def _listed(documents: Sequence[Document], found: dict[str, Estimate]) -> str:
-    """By the way they went: "better: A (+1.20 ± 0.30); worse: B (…)"."""
+    """By the way they went: "better for A (+1.20 ± 0.30); worse for B (…)"."""
     called = names(documents)
     parts = []
-    for way in ("better", "no difference shows", "worse"):
+    for way in ("better", "no difference can be told", "worse"):
         own = [
-            f"{called[attention]} ({difference(gain).removesuffix(' *')})"
+            f"{called[attention].replace(', ', ' with ')} ({_points(gain)})"
             for attention, gain in found.items()
             if _way(gain) == way
         ]
-        parts += [f"{way}: {', '.join(own)}"] if own else []
+        parts += [f"{way} for {', '.join(own)}"] if own else []
     return "; ".join(parts)
+
+
+def _points(found: Estimate) -> str:
+    return difference(found).removesuffix(" *")
 
 
 def _one_mode(documents: Sequence[Document]) -> str:
@@ -232,10 +241,12 @@ def _one_mode(documents: Sequence[Document]) -> str:
     if not found:
         return ""
     worse = sum(_way(gain) == "worse" for gain in found.values())
+    lowest = min(gain.mean - (gain.half or 0.0) for gain in found.values())
     how = "held" if not worse else "did not hold" if worse == len(found) else "held in part"
     return (
-        f"The claim that one continuous mode does as well as discrete softmax {how} here. Against "
-        f"discrete softmax, in points: {_listed(documents, found)}."
+        f"The claim that one continuous mode does as well as discrete softmax {how} here: "
+        f"against it, in points, {_listed(documents, found)}. Their intervals reach down to "
+        f"{'+' if lowest >= 0 else '−'}{100 * abs(lowest):.2f}."
     )
 
 
@@ -253,8 +264,8 @@ def _several_modes(documents: Sequence[Document]) -> str:
         return ""
     how = "held" if all(_way(gain) != "better" for gain in found.values()) else "did not hold"
     return (
-        f"That several modes gain nothing clear in accuracy {how} here. Against one mode, in "
-        f"points: {_listed(documents, found)}."
+        f"That several modes bring no clear gain in accuracy {how} here: against one mode, "
+        f"in points, {_listed(documents, found)}."
     )
 
 
@@ -268,8 +279,8 @@ def _penalties(documents: Sequence[Document]) -> str:
             how = "held" if means == sorted(means) else "did not hold"
             one = ", ".join(f"{100 * mean:.1f}" for mean in means)
             return (
-                f"That a larger λ chooses K* = 1 more often {how}: for {one} % of the questions at "
-                f"λ = {', '.join(penalties)}."
+                f"That a larger λ chooses K* = 1 more often {how} here: for {one} % of the "
+                f"questions at λ = {', '.join(penalties)}."
             )
     return ""
 
@@ -279,7 +290,4 @@ def _sight(documents: Sequence[Document]) -> str:
     if found is None:
         return ""
     how = {"better": "helped", "worse": "did harm"}.get(_way(found), "did not tell")
-    return (
-        f"Seeing the picture {how}: discrete softmax − question only is "
-        f"{difference(found).removesuffix(' *')} points."
-    )
+    return f"Seeing the picture {how}: discrete softmax − question only is {_points(found)} points."

@@ -18,14 +18,14 @@ from fenchel.experiments.data.shapes.scene import COLOURS, MOST, SHAPES, Scene
 Array = np.ndarray[Any, Any]
 
 YES_NO = ("yes", "no")
-NUMBERS = ("0", "1", "2", "3", "4")
+NUMBERS = ("0", "1", "2", "3")
 ANSWERS = (*YES_NO, *NUMBERS, *COLOURS, *SHAPES)
 APART = 6  # pixels along an axis, between two things that are compared
 CLEAR = 4  # pixels from the outermost thing to the next
 
 _SIDES = ("left of", "right of", "above", "below")
 _ENDS = ("leftmost", "rightmost", "topmost", "bottommost")
-_PLURALS = ("circles", "squares", "triangles", "crosses")
+_PLURALS = ("circles", "squares", "triangles")
 _PAIRS = list(permutations(range(len(COLOURS)), 2))
 
 

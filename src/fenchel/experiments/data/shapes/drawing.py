@@ -16,8 +16,6 @@ PALETTE = {  # distances: 130 and more between them, 75 and more to what is behi
     "green": (30, 160, 50),
     "blue": (35, 65, 230),
     "yellow": (245, 225, 40),
-    "purple": (165, 40, 195),
-    "cyan": (60, 215, 230),
 }
 _JITTER = 10  # of a shape's colour
 _NOISE = 5  # of every pixel
@@ -59,10 +57,8 @@ def _stencil(shape: str, radius: int) -> Array:
         found = x**2 + y**2 <= (radius + 0.3) ** 2
     elif shape == "square":
         found = far <= radius - 1  # so that it is no larger than the circle
-    elif shape == "triangle":
-        found = 2 * abs(x) <= y + radius
     else:
-        found = np.minimum(abs(x), abs(y)) <= radius // 3
+        found = 2 * abs(x) <= y + radius
     return np.asarray(found)
 
 

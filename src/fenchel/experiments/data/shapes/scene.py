@@ -1,4 +1,4 @@
-"""What is in a picture and where: 2 to 7 shapes, apart from each other, scattered or clustered."""
+"""What is in a picture and where: 2 to 5 shapes, apart from each other, scattered or clustered."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 
 VERSION = 1  # to be raised with any change of the data
 SIDE = 64  # pixels
-COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
-SHAPES = ("circle", "square", "triangle", "cross")
+COLOURS = ("red", "green", "blue", "yellow")
+SHAPES = ("circle", "square", "triangle")
 LAYOUTS = ("scattered", "clustered")
 PARTS = ("train", "test")
 STEPS = ("scene", "drawing", "asking")
-RADII = (4, 5, 6, 7)
-MOST = 7  # shapes in a picture
+RADII = (5, 6, 7, 8)
+MOST = 5  # shapes in a picture
 
 Part = Literal["train", "test"]
 Step = Literal["scene", "drawing", "asking"]
 
-_COUNTS = np.array([2, 3, 4, 5, 6, 7])
-_COUNT_ODDS = np.array([0.10, 0.12, 0.18, 0.20, 0.20, 0.20])
-_REPEATS = np.array([2, 3, 4])
-_REPEAT_ODDS = np.array([0.15, 0.25, 0.60])  # without this, fours would be too rare to balance
+_COUNTS = np.array([2, 3, 4, 5])
+_COUNT_ODDS = np.array([0.15, 0.25, 0.30, 0.30])
+_REPEATS = np.array([2, 3])
+_REPEAT_ODDS = np.array([0.3, 0.7])  # without this, threes would be too rare to balance
 _REPEATED = (0.40, 0.70)  # below the first: a colour is repeated; below the second: a shape
 _GAP = 1  # pixels between the boxes of two shapes
 _SPREAD = 10.0  # pixels around the middle of a cluster
@@ -76,7 +76,7 @@ def _scene(layout: str, rng: np.random.Generator) -> Scene:
 def _names(
     known: tuple[str, ...], count: int, repeated: bool, rng: np.random.Generator
 ) -> list[str]:
-    """Names drawn evenly; if repeated, one of them 2 to 4 times and the rest from the others."""
+    """Names drawn evenly; if repeated, one of them 2 or 3 times and the rest from the others."""
     if not repeated:
         return [known[place] for place in rng.integers(0, len(known), count)]
     chosen = known[rng.integers(len(known))]

@@ -1,0 +1,75 @@
+"""The pictures of the page: curves of learning, and maps where the data is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.questions import QuestionData
+from fenchel.experiments.tables import Document
+from fenchel.report.experiments import learning, maps
+from fenchel.report.experiments.page import PRESETS, SHAPES_PICTURE, has_looks, stored, whole
+from fenchel.report.experiments.studies import PARTS, TITLES, VQA, Part
+
+Load = Callable[[str], QuestionData]
+Say = Callable[[str], object]
+_MOST = 300_000  # bytes of the picture that is kept with the documents
+
+
+def save_figures(results: Path, folder: Path, load: Load, say: Say = print) -> list[Path]:
+    """Into the folder, of all that is published: curves-STUDY-DATA.svg, maps-DATA.png.
+
+    load: the questions of a data set. say: hears which maps cannot be drawn, and why.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for part in PARTS:
+        for preset in PRESETS:
+            documents = whole(stored(part, preset, results))
+            for data in dict.fromkeys(document["settings"]["data"] for document in documents):
+                own = [one for one in documents if one["settings"]["data"] == data]
+                made.append(_curves(part, preset, own, folder))
+                if has_looks(own):
+                    path = folder / f"maps-{data}{_ending(preset)}.png"
+                    made += _maps(own, data, path, load, say)
+    return made
+
+
+def _ending(preset: str) -> str:
+    return "" if preset == PRESETS[0] else f"-{preset}"
+
+
+def _curves(part: Part, preset: str, documents: Sequence[Document], folder: Path) -> Path:
+    data = documents[0]["settings"]["data"]
+    title = f"{TITLES[data]}, preset {preset}: mean over seeds"
+    path = folder / f"curves-{part.study}-{data}{_ending(preset)}.svg"
+    return learning.picture(documents, part.names(documents), part.score, title, path)
+
+
+def _maps(documents: Sequence[Document], data: str, path: Path, load: Load, say: Say) -> list[Path]:
+    try:
+        rows = maps.examples(documents, load(data), compact=False)
+    except (DataProblem, ValueError) as problem:
+        say(f"no maps of {TITLES[data]}: {problem}")
+        return []
+    return [maps.save(rows, path)]
+
+
+def save_shapes_picture(results: Path, page: Path, load: Load) -> Path | None:
+    """The picture that stands on the page, beside it; one that is up to date is left alone."""
+    documents = shapes_documents(results)
+    if not has_looks(documents):
+        return None
+    path = page.with_name(SHAPES_PICTURE)
+    mark = maps.mark_of(documents, compact=True)
+    if maps.mark_in(path) != mark:
+        rows = maps.examples(documents, load("shapes"), compact=True)
+        maps.save(rows, path, mark=mark, most=_MOST)
+    return path
+
+
+def shapes_documents(results: Path) -> list[Document]:
+    """Of the published runs on Shapes-VQA."""
+    documents = whole(stored(VQA, PRESETS[0], results))
+    return [document for document in documents if document["settings"]["data"] == "shapes"]

@@ -1,0 +1,59 @@
+"""Tables and words in Markdown, whatever signs they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fenchel.bench.tables import Listing
+from fenchel.experiments.tables import NOTHING
+
+_WIDE = 76  # letters of a line that every page shows whole
+
+
+def plain(text: str) -> str:
+    """Words that stay words: signs that Markdown would read are escaped."""
+    return re.sub(r"([\\`*_|<\[])", r"\\\1", text)
+
+
+def table(listing: Listing) -> str:
+    """The title in bold, then the table, its first column to the left.
+
+    A column in which no row has anything is left out.
+    """
+    rows = [listing.header, *listing.rows]
+    places = [0, *(n for n in range(1, len(listing.header)) if _used(listing, n))]
+    head, *body = ([plain(row[place]) or " " for place in places] for row in rows)
+    title = plain(listing.title[:1].upper() + listing.title[1:])
+    rule = ["---", *["---:"] * (len(places) - 1)]
+    for row in (head, *body):
+        row[0] = _together(row[0])
+    return "\n".join([f"**{title}**", "", *map(_row, (head, rule, *body))])
+
+
+def _used(listing: Listing, column: int) -> bool:
+    return not listing.rows or any(row[column] != NOTHING for row in listing.rows)
+
+
+def _together(name: str) -> str:
+    """Lines break between the parts of a name, not within them."""
+    return re.sub(r" = |(?<=2D) ", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), name)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def command(line: str) -> str:
+    """Broken before an option where it is long."""
+    lines = [""]
+    for word in re.split(r" (?=--)", line):
+        if len(lines[-1]) + len(word) > _WIDE:
+            lines.append("")
+        lines[-1] += f" {word}"
+    return "```console\n$" + " \\\n   ".join(lines) + "\n```"
+
+
+def listed(words: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

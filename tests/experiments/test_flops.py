@@ -1,0 +1,76 @@
+"""Multiplications and additions of a training step, against a count by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fenchel.experiments.data.toy import load_toy
+from fenchel.experiments.flops import step_flops
+from fenchel.experiments.vit.model import Size
+from fenchel.experiments.vit.study import VitStudy
+
+SIZE = Size(width=8, inner=12, layers=2, heads=2, dropout=0.0)
+BATCH, CLASSES = 4, 4
+TOKENS = 16 + 1  # 4 x 4 patches of 16 x 16 pixels, and the class token
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_toy(train=16, test=4)
+
+
+def counted(data, attention, sharing=0.0, size=SIZE):
+    study = VitStudy(data, size, attention, sharing)
+    torch.manual_seed(0)
+    return step_flops(study, study.build(), BATCH)
+
+
+def layer(queries, tokens, factor_linear, factor_attention):
+    """Of one image: a product of (n, k) and (k, m) is 2 n k m; attention is two products."""
+    width, inner = SIZE.width, SIZE.inner
+    projections = 2 * width * width * (queries + 2 * tokens + queries)  # query, key, value, out
+    feed_forward = 2 * queries * 2 * width * inner
+    attention = 2 * 2 * queries * tokens * width  # all heads together
+    return factor_linear * (projections + feed_forward) + factor_attention * attention
+
+
+def by_hand(linear, attention, convolution):
+    """Factors on the operations of the forward pass."""
+    patches = convolution * 2 * 16 * SIZE.width * 4 * 4
+    answer = linear * 2 * SIZE.width * CLASSES
+    whole = layer(TOKENS, TOKENS, linear, attention) + layer(1, TOKENS, linear, attention)
+    return BATCH * (patches + whole + answer)
+
+
+def test_a_step_of_a_tiny_transformer(data):
+    """Backward, a linear layer is two products of the same size, attention five for two (weights
+    again); the convolution has no gradient for pixels."""
+    assert counted(data, "softmax") == by_hand(1 + 2, 1 + 2.5, 1 + 1)
+
+
+def test_entmax_counts_as_if_it_were_dense(data):
+    assert counted(data, "entmax") == counted(data, "softmax")
+
+
+def test_transport_is_a_mean_over_sharing(data):
+    alone, shared = counted(data, "transport", 0.0), counted(data, "transport", 1.0)
+    # the partner's tokens are projected too: keys and values, forward and backward
+    more = 3 * BATCH * 2 * 2 * SIZE.width**2 * TOKENS
+    assert shared > alone + more
+    assert counted(data, "transport", 0.25) == round(0.75 * alone + 0.25 * shared)
+
+
+def test_a_layer_more_costs_a_layer_more(data):
+    deeper = counted(data, "continuous", size=replace(SIZE, layers=3))
+    assert deeper - counted(data, "continuous") == BATCH * layer(TOKENS, TOKENS, 3, 3.5)
+
+
+def test_the_model_is_left_as_it_was(data):
+    study = VitStudy(data, SIZE, "softmax")
+    model = study.build().eval()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    step_flops(study, model, BATCH)
+    assert not model.training
+    assert all(x.grad is None for x in model.parameters())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())

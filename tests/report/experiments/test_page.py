@@ -1,0 +1,242 @@
+"""The page says what the stored runs say, says what is missing, and is not stale."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fenchel.bench.tables import Listing
+from fenchel.cli import app
+from fenchel.report.experiments import figures, learning, maps, markdown, page
+from fenchel.report.experiments.studies import VIT
+from tests.report.experiments.documents import Document, document, look, stored
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "results" / "experiments"
+
+
+def pairs(data: str, softmax: list[float], transport: list[float]) -> list[Document]:
+    return [
+        document("vit", data, attention, seed, accuracy)
+        for attention, values in (("softmax", softmax), ("transport", transport))
+        for seed, accuracy in enumerate(values)
+    ]
+
+
+def answers(attention: str, *accuracies: float) -> list[Document]:
+    facts = {"looks": [look(0, 1.0)]}
+    return [
+        document("vqa", "easy", attention, seed, accuracy, facts=facts)
+        for seed, accuracy in enumerate(accuracies)
+    ]
+
+
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^##)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None, title
+    return found[1]
+
+
+# ---- what is published
+
+
+def test_the_page_is_what_the_stored_runs_give() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    way_out = "write it again: fenchel experiment page --results … --out docs/results.md"
+    assert text == page.page_text(RESULTS), way_out
+
+
+def test_the_picture_beside_it_is_of_the_stored_runs() -> None:
+    picture = ROOT / "docs" / page.SHAPES_PICTURE
+    documents = figures.shapes_documents(RESULTS)
+    if not page.has_looks(documents):
+        assert not picture.exists()
+        return
+    assert maps.mark_in(picture) == maps.mark_of(documents, compact=True)
+    assert picture.stat().st_size <= 300_000
+
+
+def test_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+    text = page.page_text(tmp_path)
+    assert text.count("No run is stored yet.") == 2
+    assert "92.8 ± 1" in text  # what the paper reports stays
+    assert "± nan" not in text
+
+
+# ---- numbers
+
+
+def test_means_intervals_and_differences_are_those_of_the_runs(tmp_path: Path) -> None:
+    documents = pairs("fashion-mnist", [0.90, 0.92], [0.91, 0.94])
+    text = page.page_text(stored(tmp_path, *documents))
+    half = 12.7062  # of Student's t with one degree, for two values one point from their mean
+    assert f"| ViT | 91.00 ± {half:.2f} |" in text
+    assert f"| OT-ViT | 92.50 ± {1.5 * half:.2f} |" in text
+    assert f"| OT-ViT − ViT | +1.50 ± {0.5 * half:.2f} |" in text
+    assert "| ViT | 45.5 | 91.0 |" in section(text, "Fashion-MNIST")  # while learning
+    assert "| ViT | 2 | 1,000 | 100 | 60 | 2.0 |" in section(text, "Fashion-MNIST")
+
+
+@pytest.mark.parametrize(
+    ("transport", "said"),
+    [
+        ([0.95, 0.951, 0.949], "The claim held here: OT-ViT was better than ViT by 5.00 ±"),
+        ([0.85, 0.851, 0.849], "The claim did not hold here: OT-ViT was worse than ViT by 5.00 ±"),
+        ([0.95, 0.851, 0.899], "neither confirmed nor refuted here"),
+        ([0.95], "Nothing can be said yet"),
+    ],
+)
+def test_the_verdict_follows_the_numbers(tmp_path: Path, transport: list[float], said: str) -> None:
+    documents = pairs("cifar-10", [0.90, 0.901, 0.899], transport)
+    assert said in section(page.page_text(stored(tmp_path, *documents)), "CIFAR-10")
+
+
+def test_claims_on_continuous_attention(tmp_path: Path) -> None:
+    documents = [
+        *answers("question-only", 0.50, 0.51, 0.52),
+        *answers("softmax", 0.90, 0.91, 0.92),
+        *answers("continuous-softmax-36", 0.901, 0.909, 0.921),
+        *answers("continuous-sparsemax-36", 0.80, 0.81, 0.82),
+        *answers("2-mca-36", 0.951, 0.959, 0.971),
+    ]
+    text = section(page.page_text(stored(tmp_path, *documents)), "easy-VQA")
+    assert "does as well as discrete softmax held in part here" in text
+    assert "no difference can be told for 2D continuous softmax with N = 36 (+0.03 ±" in text
+    assert "worse for 2D continuous sparsemax with N = 36 (−10.00 ±" in text
+    assert "several modes bring no clear gain in accuracy did not hold here" in text
+    assert "Seeing the picture helped: discrete softmax − question only is +40.00 ±" in text
+    assert page.SHAPES_PICTURE not in text  # these maps are of other pictures
+
+
+def test_a_larger_penalty_and_one_mode(tmp_path: Path) -> None:
+    def facts(*shares: float) -> dict[str, object]:
+        penalties = zip(("10", "100", "500"), shares, strict=True)
+        return {
+            "selection": {p: {"scores": {}, "modes": [s, 1 - s, 0, 0, 0]} for p, s in penalties}
+        }
+
+    for shares, how in (((0.2, 0.5, 0.9), "held"), ((0.2, 0.9, 0.5), "did not hold")):
+        one = document("vqa", "easy", "continuous-softmax-36", 0, 0.9, facts=facts(*shares))
+        text = page.page_text(stored(tmp_path, one))
+        assert f"chooses K\\* = 1 more often {how} here: for {100 * shares[0]:.1f}" in text
+
+
+# ---- what is there and what is not
+
+
+def test_seeds_that_are_missing_are_counted(tmp_path: Path) -> None:
+    documents = pairs("cifar-10", [0.5, 0.6, 0.7], [0.5, 0.6])
+    text = section(page.page_text(stored(tmp_path, *documents)), "CIFAR-10")
+    assert "Of 5 seeds there are: ViT: 3; OT-ViT: 2; ViT, entmax-1.5: 0." in text
+    documents = [
+        document("vit", "cifar-10", attention, seed, 0.5 + seed / 100)
+        for attention in ("softmax", "transport", "entmax")
+        for seed in range(5)
+    ]
+    text = section(page.page_text(stored(tmp_path, *documents)), "CIFAR-10")
+    assert "Every attention has seeds 0 to 4." in text
+    assert "Not all runs" not in text
+
+
+def test_only_whole_runs_of_published_presets_are_in_the_tables(tmp_path: Path) -> None:
+    smoke = document("vit", "cifar-10", "softmax", 0, 0.1111, preset="smoke")
+    begun = {"preset": "paper", "variant": "softmax-first-20"}
+    first = document("vit", "cifar-10", "softmax", 0, 0.2222, **begun)
+    text = page.page_text(stored(tmp_path, smoke, first))
+    assert "11.11" not in text
+    assert "22.22" not in text
+    assert "Of the preset `paper` only the first steps were made" in text
+    assert "| ViT | cifar-10 | 1 | 1,000 | 100 | 60 | 2.0 |" in text
+
+
+def test_the_command_makes_what_is_there() -> None:
+    usual = pairs("cifar-10", [0.5], [0.5])
+    attentions = ("softmax", "transport", "entmax")
+    line = page.command_line(VIT, "cpu", usual, attentions)
+    assert line == (
+        "fenchel experiment vit --preset cpu --sets cifar-10 --data data --out results/experiments"
+    )
+    more = [*usual, document("vit", "cifar-10", "sparsemax", 6, 0.5)]
+    line = page.command_line(VIT, "cpu", more, attentions)
+    assert "--attention softmax,transport,entmax,sparsemax --seeds 7 " in line
+
+
+def test_the_note_on_the_data_is_shown(tmp_path: Path) -> None:
+    one = document("vit", "cifar-10", "softmax", 0, 0.5, note="20,000 of 50,000 training images")
+    assert "Data: 20,000 of 50,000 training images." in page.page_text(stored(tmp_path, one))
+
+
+def test_the_same_runs_give_the_same_page_wherever_they_lie(tmp_path: Path) -> None:
+    documents = pairs("cifar-10", [0.5, 0.6, 0.7], [0.5, 0.6, 0.65])
+    here, there = tmp_path / "here", tmp_path / "there"
+    texts = [page.page_text(stored(here, *documents)), page.page_text(stored(here))]
+    texts.append(page.page_text(stored(there, *reversed(documents))))
+    assert texts[0] == texts[1] == texts[2]
+    assert str(tmp_path) not in texts[0]
+    changed = pairs("cifar-10", [0.5, 0.6, 0.7], [0.5, 0.6, 0.66])
+    assert page.page_text(stored(there, *changed)) != texts[0]
+
+
+# ---- Markdown and curves
+
+
+def test_signs_of_markdown_stay_signs() -> None:
+    text = markdown.table(Listing("K* modes", ("a|b", "c"), [("x_y", "1 *")]))
+    assert text.splitlines() == [
+        "**K\\* modes**",
+        "",
+        "| a\\|b | c |",
+        "| --- | ---: |",
+        "| x\\_y | 1 \\* |",
+    ]
+
+
+def test_an_empty_column_is_left_out() -> None:
+    text = markdown.table(Listing("t", ("a", "b", "c"), [("x", "–", "1"), ("y", "–", "–")]))
+    assert text.splitlines()[2:] == ["| a | c |", "| --- | ---: |", "| x | 1 |", "| y | – |"]
+
+
+def test_a_long_command_is_broken_before_an_option() -> None:
+    assert markdown.command("fenchel info --json") == "```console\n$ fenchel info --json\n```"
+    long = "fenchel experiment vit --preset cpu --sets fashion-mnist --data data --out somewhere"
+    lines = markdown.command(long).splitlines()
+    assert lines[1].endswith(" --data data \\")
+    assert lines[2] == "    --out somewhere"
+
+
+def test_a_long_curve_keeps_its_ends() -> None:
+    one = document("vit", "cifar-10", "softmax", 0, 0.5)
+    one["curve"] = [{"step": s, "test accuracy": s / 1000, "loss": 1.0} for s in range(1, 17)]
+    found = learning.table([one], {"softmax": "ViT"}, "test accuracy")
+    assert found.header == ("", "1", "5", "9", "12", "16")
+    assert found.rows == [("ViT", "0.1", "0.5", "0.9", "1.2", "1.6")]
+
+
+def test_curves_are_means_over_seeds_where_all_were_evaluated() -> None:
+    runs = [document("vit", "cifar-10", "softmax", seed, 0.4 + 0.2 * seed) for seed in (0, 1)]
+    runs[1]["curve"] = runs[1]["curve"][1:]
+    assert learning.mean_curve(runs, "softmax", "test accuracy") == {100: 0.5}
+
+
+# ---- the command
+
+
+def test_the_command_writes_page_and_curves_and_says_which_maps_it_cannot(tmp_path: Path) -> None:
+    facts = {"looks": [look(0, 1.0)]}
+    one = document("vqa", "daquar", "softmax", 0, 0.5, facts=facts)
+    results = stored(tmp_path / "results", one, *pairs("cifar-10", [0.5], [0.6]))
+    out, drawn = tmp_path / "page.md", tmp_path / "figures"
+    line = ["experiment", "page", "--results", str(results), "--out", str(out)]
+    done = CliRunner().invoke(app, [*line, "--figures", str(drawn)], env={"FENCHEL_DATA": None})
+    assert done.exit_code == 0, done.output
+    assert out.read_text(encoding="utf-8") == page.page_text(results)
+    names = sorted(path.name for path in drawn.iterdir())
+    assert names == ["curves-vit-cifar-10.svg", "curves-vqa-daquar.svg"]
+    assert "no maps of DAQUAR: daquar is read from files; give their folder" in done.stderr
+    assert done.stdout.splitlines() == [str(out), *(str(drawn / name) for name in names)]
+    missing = CliRunner().invoke(app, [*line[:-1], str(tmp_path / "none" / "page.md")])
+    assert missing.exit_code == 2
+    assert "make it first" in missing.stderr
