@@ -17,11 +17,14 @@ from fenchel.continuous import Density, Mixture, cell_centers
 from fenchel.experiments.layers import Attending, Dropout, FeedForward
 from fenchel.experiments.vqa.reading import BLIND, Reading
 
+_STRIDES = (2, 2, 2)  # of the convolutions that halve
+
 
 @dataclass(frozen=True)
 class Size:
     """words: width of their embedding. width: of the network; inner: of its feed-forward layers;
-    flat: of what scores cells and words; fused: where question and picture meet."""
+    flat: of what scores cells and words; fused: where question and picture meet. halvings: of the
+    sides of a picture, from pixels to cells."""
 
     words: int
     width: int
@@ -31,6 +34,7 @@ class Size:
     flat: int
     fused: int
     dropout: float = 0.1
+    halvings: int = 3
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,18 @@ class Unit(nn.Module):
 
 
 class Seeing(nn.Sequential):
-    """64 x 64 pixels to 8 x 8 cells: three convolutions that halve, and one that looks around."""
+    """Pixels to cells: three convolutions that halve the sides, one that looks around, and where
+    the cells are to be larger, the largest of four."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, halvings: int) -> None:
+        if halvings < len(_STRIDES):
+            raise ValueError(f"halvings must be at least {len(_STRIDES)}, got {halvings}")
         layers: list[nn.Module] = []
-        channels = (3, width // 2, width, width)
-        for before, after in pairwise(channels):
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1)]
-            layers += [nn.GroupNorm(4, after), nn.GELU()]
-        layers += [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width), nn.GELU()]
+        channels = (3, width // 2, width, width, width)
+        for (before, after), stride in zip(pairwise(channels), (*_STRIDES, 1), strict=True):
+            layers += [nn.Conv2d(before, after, 3, stride, padding=1), nn.GroupNorm(4, after)]
+            layers.append(nn.GELU())
+        layers += [nn.MaxPool2d(2) for _ in range(halvings - len(_STRIDES))]
         super().__init__(*layers)
 
 
@@ -113,7 +120,7 @@ class CoAttention(nn.Module):
         self.answer = nn.Linear(size.fused, shapes.answers)
 
     def _see(self, size: Size, shapes: Shapes, attention: str) -> None:
-        self.seeing = Seeing(size.width) if shapes.channels is None else None
+        self.seeing = Seeing(size.width, size.halvings) if shapes.channels is None else None
         self.features = nn.Linear(shapes.channels or size.width, size.width)
         self.register_buffer("waves", _waves(*shapes.grid), persistent=False)
         self.place = nn.Linear(self.waves.shape[-1], size.width, bias=False)

@@ -57,7 +57,7 @@ class Preset:
     precision: str = "no"
 
 
-_SMALL = Size(words=32, width=64, inner=128, layers=2, heads=4, flat=64, fused=128, dropout=0.0)
+_SMALL = Size(words=32, width=64, inner=128, layers=1, heads=4, flat=64, fused=128, dropout=0.0)
 _TINY = Size(words=8, width=16, inner=16, layers=1, heads=2, flat=16, fused=16, dropout=0.0)
 _THESIS = Size(words=300, width=512, inner=2048, layers=6, heads=8, flat=512, fused=1024)
 
@@ -67,9 +67,9 @@ PRESETS = {
     ),
     "cpu": Preset(
         {
-            "shapes": Course(_SMALL, 10, 128, 2e-3, (36, 16), together=4),
-            "easy": Course(_SMALL, 6, 128, 2e-3, (36, 16), together=8),
-            "daquar": Course(replace(_SMALL, layers=1, dropout=0.1), 8, 64, 1e-3, (100, 49)),
+            "shapes": Course(_SMALL, 6, 128, 2e-3, (36, 16), together=7),
+            "easy": Course(_SMALL, 8, 128, 2e-3, (36, 16), together=8),
+            "daquar": Course(replace(_SMALL, dropout=0.1), 8, 64, 1e-3, (100, 49)),
         },
         seeds=3,
         threads=1,

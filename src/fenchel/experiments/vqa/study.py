@@ -44,10 +44,12 @@ class VqaStudy:
     def shapes(self) -> Shapes:
         sample = self.data.train.pictures.gathered(torch.zeros(1, dtype=torch.int64))
         pixels = sample.dtype == torch.uint8
-        grid = (sample.shape[2] // 8, sample.shape[3] // 8) if pixels else sample.shape[1:3]
-        channels = None if pixels else sample.shape[3]
+        grid = [side >> self.size.halvings for side in sample.shape[2:]]
+        channels = None
+        if not pixels:
+            grid, channels = list(sample.shape[1:3]), sample.shape[3]
         sizes = (len(self.data.vocabulary), len(self.data.answers))
-        return Shapes(*sizes, (int(grid[0]), int(grid[1])), channels)
+        return Shapes(*sizes, (grid[0], grid[1]), channels)
 
     def build(self) -> nn.Module:
         return CoAttention(self.size, self.shapes(), self.attention)

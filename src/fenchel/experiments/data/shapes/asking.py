@@ -20,8 +20,8 @@ Array = np.ndarray[Any, Any]
 YES_NO = ("yes", "no")
 NUMBERS = ("0", "1", "2", "3")
 ANSWERS = (*YES_NO, *NUMBERS, *COLOURS, *SHAPES)
-APART = 6  # pixels along an axis, between two things that are compared
-CLEAR = 4  # pixels from the outermost thing to the next
+APART = 8  # pixels along an axis, between two things that are compared
+CLEAR = 6  # pixels from the outermost thing to the next
 
 _SIDES = ("left of", "right of", "above", "below")
 _ENDS = ("leftmost", "rightmost", "topmost", "bottommost")
@@ -57,28 +57,28 @@ FORMS = (
     Form(
         "existence",
         0,
-        0.20,
+        0.24,
         tuple(f"is there a {c} {s}" for c, s in product(COLOURS, SHAPES)),
         YES_NO,
     ),
     Form(
         "relation",
         0,
-        0.20,
+        0.12,
         tuple(_relation(side, pair) for side, pair in product(_SIDES, _PAIRS)),
         YES_NO,
     ),
     Form(
         "number",
         1,
-        0.25,
+        0.28,
         (
             *(f"how many {c} shapes are there" for c in COLOURS),
             *(f"how many {s} are there" for s in _PLURALS),
         ),
         NUMBERS,
     ),
-    Form("colour", 2, 0.08, tuple(f"what colour is the {s}" for s in SHAPES), COLOURS),
+    Form("colour", 2, 0.09, tuple(f"what colour is the {s}" for s in SHAPES), COLOURS),
     Form("shape", 2, 0.09, tuple(f"what shape is the {c} one" for c in COLOURS), SHAPES),
     Form("end colour", 2, 0.09, tuple(f"what colour is the {e} shape" for e in _ENDS), COLOURS),
     Form("end shape", 2, 0.09, tuple(f"what shape is the {e} one" for e in _ENDS), SHAPES),

@@ -164,11 +164,11 @@ def _read(cache: Path, images: tuple[int, int], seed: int) -> dict[str, Any] | N
     """None where there is none, or another, or one that is cut."""
     try:
         facts = json.loads((cache / "shapes.json").read_text(encoding="utf-8"))
-        if facts.pop("named", None) is None or facts != _facts(images, seed):
+        named = facts["named"]
+        if facts != {**_facts(images, seed), "named": named}:
             return None
         tensors = load((cache / "shapes.safetensors").read_bytes())
-        named = json.loads((cache / "shapes.json").read_text(encoding="utf-8"))["named"]
-    except (OSError, ValueError, AttributeError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return None
     if [len(tensors.get(part, ())) for part in ("train", "test")] != list(images):
         return None

@@ -1,0 +1,112 @@
+"""Features of Shapes-VQA: made once, kept, and made again where what is kept is not theirs."""
+
+import json
+
+import pytest
+import torch
+
+from fenchel.experiments.data.shapes import features, load_seen, load_shapes
+
+IMAGES = (128, 40)
+
+
+def made(cache, **settings):
+    """The data, and how many steps were trained for it."""
+    steps = []
+    found = load_seen(
+        cache, images=IMAGES, advance=lambda done, total: steps.append((done, total)), **settings
+    )
+    return found, steps
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    return (*made(folder), folder)
+
+
+def test_features_stand_in_for_pixels(first):
+    data, steps, _ = first
+    plain = load_shapes(images=IMAGES)
+    assert steps == [(n, 12) for n in range(1, 13)]  # six epochs of two batches
+    for own, other in ((data.train, plain.train), (data.test, plain.test)):
+        places = torch.tensor([0, 3])
+        assert own.pictures.gathered(places).shape == (2, 8, 8, 48)
+        assert own.pictures.gathered(places).dtype == torch.float32
+        assert torch.equal(own.words, other.words)
+        shown = torch.as_tensor(own.pictures.shown(3)).permute(2, 0, 1)
+        assert torch.equal(shown, other.pictures.images[3])
+    assert data.note.startswith(plain.note)
+
+
+def test_what_it_says_it_names_right(first):
+    """Counted again from the network's own answers would need the network: the share is a share of
+    the test's shapes, and such a short training names few."""
+    data, _, folder = first
+    named = json.loads((folder / "shapes.json").read_text())["named"]
+    assert 0 <= named < 1
+    assert f"names {named:.1%} of the shapes right" in data.note
+
+
+def test_names_are_where_the_shapes_are():
+    names = features._names(30, 0, "train")
+    for number, scene in enumerate(features.scenes(30, 0, "train")):
+        assert int((names[number, 0] > 0).sum()) == len(scene.things)
+        for thing in scene.things:
+            colour, shape = names[number, :, thing.y // 8, thing.x // 8].tolist()
+            assert features.COLOURS[colour - 1] == thing.colour
+            assert features.SHAPES[shape - 1] == thing.shape
+
+
+def test_it_learns_to_name():
+    data = load_shapes(images=(400, 60))
+    pixels, unseen = (split.pictures.images for split in (data.train, data.test))
+    wanted = features._names(60, 0, "test")
+    torch.manual_seed(0)
+    network = features.Naming()
+
+    def surprise():
+        with torch.no_grad():
+            _, colours, shapes = network(unseen)
+        loss = torch.nn.functional.cross_entropy
+        return float(loss(colours, wanted[:, 0]) + loss(shapes, wanted[:, 1]))
+
+    before = surprise()
+    features._train(network, pixels, features._names(400, 0, "train"), None)
+    assert surprise() < before / 4
+
+
+def test_kept_features_are_used(first):
+    data, _, folder = first
+    again, steps = made(folder)
+    assert steps == []
+    assert torch.equal(again.test.pictures.features, data.test.pictures.features)
+    assert again.note == data.note
+
+
+def test_without_a_cache_they_are_the_same(first):
+    again, _ = made(None)
+    assert torch.equal(again.train.pictures.features, first[0].train.pictures.features)
+
+
+@pytest.mark.parametrize("damage", ["cut", "no facts", "other seed", "no tensors"])
+def test_what_does_not_fit_is_made_again(first, tmp_path, damage):
+    _, steps, folder = first
+    content = (folder / "shapes.safetensors").read_bytes()
+    facts = json.loads((folder / "shapes.json").read_text())
+    if damage == "other seed":
+        facts["seed"] = 1
+    if damage != "no tensors":
+        part = content[:-100] if damage == "cut" else content
+        (tmp_path / "shapes.safetensors").write_bytes(part)
+    text = "[]" if damage == "no facts" else json.dumps(facts)
+    (tmp_path / "shapes.json").write_text(text)
+    assert made(tmp_path)[1] == steps
+
+
+def test_torch_s_own_random_numbers_are_left_alone():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    made(None)
+    assert torch.equal(torch.rand(3), wanted)
