@@ -37,7 +37,7 @@ class Preset:
 PRESETS = {
     "smoke": Preset(
         Size(width=16, inner=32, layers=2, heads=2, dropout=0.1),
-        {"toy": 6},
+        {"toy": 3},
         batch=32,
         rates=(1e-2, 3e-3),
         attentions=ATTENTIONS,

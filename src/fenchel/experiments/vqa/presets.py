@@ -117,7 +117,7 @@ def load(
 def _tiny() -> QuestionData:
     from fenchel.experiments.data.shapes import load_shapes
 
-    return replace(load_shapes(images=(300, 100)), name="shapes-tiny")
+    return replace(load_shapes(images=(120, 60)), name="shapes-tiny")
 
 
 def jobs(preset: str, data: QuestionData, attentions: Sequence[str], seeds: int) -> list[Job]:
@@ -139,7 +139,7 @@ def job(preset: str, data: QuestionData, attention: str, seed: int) -> Job:
         weight_decay=course.weight_decay,
         precision=own.precision,
         evaluate_every=max(1, epoch * course.epochs // 5),
-        save_every=200,
+        save_every=max(1, min(200, epoch * course.epochs // 5)),
         seed=seed,
     )
     config = {"attention": attention, "size": asdict(course.size), "together": course.together}
