@@ -170,6 +170,11 @@ def test_the_transformer_layer_keeps_smooth_sequences():
         ),
         (lambda: fl.nn.ContinuousAttention2d((3, 3), modes=0), ValueError, ("modes", "0")),
         (
+            lambda: fl.nn.ContinuousAttention1d(modes=2, iterations=-1),
+            ValueError,
+            ("iterations", "-1"),
+        ),
+        (
             lambda: fl.nn.ContinuousAttention1d(functions=fc.GaussianBasis.grid(2, 0.1, 2)),
             ValueError,
             ("d = 1", "2"),
@@ -429,3 +434,17 @@ def test_positions_of_a_wide_layer_are_exact():
     assert float(density.mean) == pytest.approx(
         float(scores.squeeze(-1).softmax(0) @ places), abs=1e-15
     )
+
+
+def test_as_many_iterations_of_em_as_asked_for():
+    torch.manual_seed(0)
+    scores = 2 * torch.randn(3, 36, dtype=torch.float64)
+    weights, positions = scores.softmax(-1), fl.continuous.cell_centers(6, 6)
+    for iterations in (0, 3):
+        layer = fl.nn.ContinuousAttention2d((6, 6), functions=4, modes=2, iterations=iterations)
+        found = layer.double().density(scores, (6, 6))
+        wanted = fl.continuous.fit_mixture(weights, positions, 2, iterations=iterations)
+        torch.testing.assert_close(found.components.mean, wanted.components.mean)
+        torch.testing.assert_close(found.mixing, wanted.mixing)
+    longer = fl.nn.ContinuousAttention2d((6, 6), functions=4, modes=2).double()
+    assert not torch.allclose(longer.density(scores, (6, 6)).mixing, found.mixing)

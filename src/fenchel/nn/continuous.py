@@ -69,14 +69,17 @@ class _ContinuousAttention(Module):
         ridge: float,
         padding: bool,
         modes: int | Select,
+        iterations: int,
         dim: int,
     ) -> None:
         super().__init__()
         if not isinstance(modes, Select):
             check_whole(modes, "modes", 1)
+        check_whole(iterations, "iterations", 0)
         if not 0 <= ridge < math.inf:
             raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
         self.modes, self.ridge, self.padding, self._dim = modes, ridge, padding, dim
+        self.iterations = iterations
         self.basis = _own_basis(functions, dim)
         if isinstance(functions, int):
             self._place(torch.get_default_device(), self.basis.centers.dtype)
@@ -187,7 +190,9 @@ class _ContinuousAttention(Module):
                 start=choice.start,
             )
         else:
-            mixture = fit_mixture(weights, positions, self.modes, start=Regions())
+            mixture = fit_mixture(
+                weights, positions, self.modes, iterations=self.iterations, start=Regions()
+            )
         return member.mixture(mixture)
 
     def _seen(self, scores: Tensor, mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
@@ -237,6 +242,7 @@ class ContinuousAttention1d(_ContinuousAttention):
     functions: how many Gaussians the values are written in, or a basis.
     ridge, padding: of the regression (`fenchel.continuous.ValueFit`).
     modes: 1, K (weighted EM from K regions), or `Select(...)`.
+    iterations: of EM for K modes; `Select` has its own.
     """
 
     def __init__(
@@ -246,9 +252,10 @@ class ContinuousAttention1d(_ContinuousAttention):
         ridge: float = 0.01,
         padding: bool = True,
         modes: int | Select = 1,
+        iterations: int = 20,
     ) -> None:
         chosen = Shannon() if regularizer is None else regularizer
-        super().__init__(chosen, functions, ridge, padding, modes, 1)
+        super().__init__(chosen, functions, ridge, padding, modes, iterations, 1)
 
     def forward(
         self, features: Tensor, scores: Tensor | Density | Mixture, mask: Tensor | None = None
@@ -285,6 +292,7 @@ class ContinuousAttention2d(_ContinuousAttention):
         ridge: float = 0.01,
         padding: bool = True,
         modes: int | Select = 1,
+        iterations: int = 20,
     ) -> None:
         if not isinstance(grid, tuple | list) or len(grid) != 2:
             raise ValueError(f"grid must be (rows, columns), got {grid}")
@@ -292,7 +300,7 @@ class ContinuousAttention2d(_ContinuousAttention):
             check_whole(size, "grid", 1)
         self.grid = (int(grid[0]), int(grid[1]))
         chosen = Shannon() if regularizer is None else regularizer
-        super().__init__(chosen, functions, ridge, padding, modes, 2)
+        super().__init__(chosen, functions, ridge, padding, modes, iterations, 2)
 
     def forward(
         self, features: Tensor, scores: Tensor | Density | Mixture, mask: Tensor | None = None

@@ -36,6 +36,11 @@ class Plane:
     functions: int
     modes: int
 
+    @property
+    def iterations(self) -> int:
+        """Of EM in training, as in the thesis (beneath its Table 6.3); 20 where it says none."""
+        return {2: 2, 4: 5}.get(self.modes, 20)
+
 
 def plane(attention: str) -> Plane | None:
     """What the name of a continuous attention says; None for a discrete one."""
@@ -64,7 +69,11 @@ class Reading(nn.Module):
         self.density = None
         if own is not None:
             self.density = fnn.ContinuousAttention2d(
-                grid, own.regularizer, own.functions, modes=own.modes
+                grid,
+                own.regularizer,
+                own.functions,
+                modes=own.modes,
+                iterations=own.iterations,
             )
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | Density | Mixture]:
