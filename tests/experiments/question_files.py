@@ -188,7 +188,7 @@ VQA2 = {
         annotated(421, 42, "What is it?", "other", ("giraffe", 10)),
     ],
 }
-GRID = (4, 4, 7)  # height, width, channels
+GRID = (7, 7, 5)  # height, width, channels
 
 
 def grid_of(image):

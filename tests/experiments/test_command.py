@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -104,8 +105,10 @@ def test_a_run_is_made_once_and_shown_each_time(tmp_path, steps):
     for text in ("Table 2", "OT-ViT − ViT", "Cost"):
         assert text in first.stdout
     assert "1/2 toy · softmax · seed 0" in first.stderr
-    assert "toy · transport · seed 0: test accuracy 0." in first.stderr
+    assert "toy: 2 runs, 0 of them stored" in first.stderr
+    assert re.search(r"toy · transport · seed 0: test accuracy \d+\.\d\d %", first.stderr)
     second = done("vit", tmp_path)
+    assert second.stderr.strip() == "toy: 2 runs, 2 of them stored"
     assert second.stdout == first.stdout
     assert len(steps[0]) == 2 * 12
     assert done("vit", tmp_path, "--tables").stdout == first.stdout
@@ -152,10 +155,22 @@ def test_a_busy_run_is_left_out(tmp_path):
     [
         ("vit", ["--preset", "huge"], "--preset must be of smoke, cpu, paper, got 'huge'"),
         ("vqa", ["--preset", "huge"], "--preset must be of smoke, cpu, paper, got 'huge'"),
-        ("vit", ["--sets", "mnist"], "--sets must be of toy, got 'mnist'"),
-        ("vqa", ["--sets", "daquar"], "--sets must be of shapes-tiny, got 'daquar'"),
+        ("vit", ["--sets", "mnist"], "--sets of --preset smoke must be of toy, got 'mnist'"),
+        (
+            "vqa",
+            ["--sets", "daquar"],
+            "--sets of --preset smoke must be of shapes-tiny, got 'daquar'",
+        ),
         ("vit", ["--attention", "softmax,hardmax"], "attention must be of softmax, entmax,"),
         ("vqa", ["--attention", "softmax,hardmax"], "K-mca-N (N functions, K modes), got"),
+        ("vqa", ["--attention", "softmax,02-mca-9"], "is spelt '2-mca-9'"),
+        ("vqa", ["--attention", "softmax,1-mca-9"], "is spelt 'continuous-softmax-9'"),
+        ("vqa", ["--attention", "softmax,2-mca-10"], "N must be 1, 4, 9, 16"),
+        ("vqa", ["--attention", "softmax,65-mca-9"], "65 modes are more than the"),
+        ("vit", ["--attention", ","], "--attention names nothing, got ','"),
+        ("vqa", ["--attention", " "], "--attention names nothing"),
+        ("vit", ["--sets", ","], "--sets names nothing"),
+        ("vit", ["--sets", "toy,mnist"], "--sets of --preset smoke must be of toy, got 'mnist'"),
         ("vit", ["--tables"], "no run of vit smoke is stored in"),
         ("vqa", ["--tables"], "no run of vqa smoke is stored in"),
         ("vit", ["--preset", "cpu", "--data", "nowhere"], "nowhere"),
@@ -173,6 +188,28 @@ def test_bad_input_is_told_before_any_run(tmp_path, steps, study, options, text)
 def test_the_folder_of_the_data_may_be_in_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FENCHEL_DATA", str(tmp_path / "from-there"))
     refused(2, "from-there", "vit", tmp_path, "--preset", "cpu")
+
+
+def test_an_empty_folder_in_the_environment_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("FENCHEL_DATA", "")
+    text = "give their folder with --data"
+    refused(2, text, "vqa", tmp_path, "--preset", "cpu", "--sets", "daquar")
+
+
+def test_letters_that_standard_output_lacks(tmp_path):
+    done("vit", tmp_path, "--seeds", "2")
+    words = ["experiment", "vit", "--out", str(tmp_path), "--tables"]
+    result = CliRunner(charset="ascii").invoke(app, words, env=WIDE)
+    assert result.exit_code == 0, result.output
+    assert "OT-ViT - ViT" in result.stdout
+    assert " +- " in result.stdout
+    assert "10^12 operations" in result.stdout
+
+
+def test_results_of_other_data_are_refused(tmp_path, monkeypatch):
+    done("vit", tmp_path, "--attention", "softmax")
+    monkeypatch.setattr(vit_presets, "load_toy", lambda: load_toy(seed=1, train=32, test=8))
+    refused(2, "other settings: data_digest was", "vit", tmp_path, "--attention", "softmax")
 
 
 def test_results_of_other_settings_are_refused(tmp_path, monkeypatch):
@@ -256,6 +293,32 @@ def test_a_loss_that_is_no_number(tmp_path, whole, monkeypatch):
     assert Checkpoints(folder, {}).newest()[0].step == 4
     assert not folder.with_suffix(".json").exists()
     assert_ends_as_undisturbed(tmp_path, whole)
+
+
+def test_one_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
+    real = VitStudy.loss
+
+    def broken(self, model, batch):
+        return real(self, model, batch) * (float("nan") if self.attention == "softmax" else 1.0)
+
+    monkeypatch.setattr(VitStudy, "loss", broken)
+    text = "1 of the runs failed. toy · softmax · seed 0: the loss is nan at step 0"
+    result = refused(1, text, "vit", tmp_path)
+    assert "another --preset or rate is another run; see metrics.jsonl" in result.stderr
+    assert "OT-ViT" in result.stdout
+    assert (tmp_path / "vit/smoke/toy/transport-0.json").exists()
+    assert not (tmp_path / "vit/smoke/toy/softmax-0.json").exists()
+    text = "2 of the runs failed. toy · softmax · seed 0"  # nothing to show is no other failure
+    refused(1, text, "vit", tmp_path / "none", "--attention", "softmax", "--seeds", "2")
+
+
+def test_again_that_is_stopped_goes_on_without_it(tmp_path, whole, steps):
+    done("vit", tmp_path, "--attention", "softmax")
+    steps[1][12 + 10] = interrupt
+    text = "what is made is kept. The same command without --again goes on."
+    refused(130, text, "vit", tmp_path, "--attention", "softmax", "--again")
+    assert not (tmp_path / "vit/smoke/toy/softmax-0.json").exists()
+    assert "going on at step 8 of 12" in assert_ends_as_undisturbed(tmp_path, whole)
 
 
 def interrupt():

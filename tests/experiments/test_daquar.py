@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from fenchel.experiments.data import mobilenet
 from fenchel.experiments.data.daquar import load_daquar
 from fenchel.experiments.data.easy import pixels
 from fenchel.experiments.data.images import DataProblem
@@ -232,7 +233,7 @@ def test_what_is_wrong_is_named(places, tmp_path):
     write_csv(folder / "data.csv", DAQUAR, ("question", "reply", "image_id"))
     refused(r"data\.csv has no column answer; .* got question, reply, image_id")
     write_csv(folder / "data.csv", [*DAQUAR, ("what is it", "")])
-    refused(r"data\.csv, line 10: one of .* is empty")
+    refused(r"data\.csv, line 10: 2 fields, 3 expected")
     write_csv(folder / "data.csv", [*DAQUAR, ("what is it", "lamp", "image9")])
     refused("asks about image9, which is neither in")
     write_csv(folder / "data.csv", DAQUAR[:5])
@@ -248,6 +249,85 @@ def test_what_is_wrong_is_named(places, tmp_path):
     write_daquar(folder)
     (folder / "data.csv").unlink()
     refused(r"there is no .*data\.csv")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (b"what is it,lamp,image3,cup\n", "line 10: 4 fields, 3 expected"),
+        (b"  ,lamp,image3\n", "line 10: question is empty"),
+        (b"what is it, ,image3\n", "line 10: answer is empty"),
+        (b"what is it,lamp,\n", "line 10: image_id is empty"),
+        (b'"what" is it,lamp,image3\n', "after line 10: "),
+        (b'"what is it,lamp,image3\n', "after line 10: "),
+        (b"what is it," + b"a" * 200_000 + b",image3\n", "after line 10: field larger"),
+        (b"caf\xe9,lamp,image3\n", "after line .*codec can't decode"),
+    ],
+)
+def test_rows_that_are_not_right(places, more, message):
+    folder, weights = places
+    path = folder / "data.csv"
+    path.write_bytes(path.read_bytes() + more)
+    with pytest.raises(DataProblem, match=rf"data\.csv, {message}"):
+        load_daquar(folder, weights)
+
+
+def test_a_mark_before_the_first_line_and_columns_named_twice(places):
+    folder, weights = places
+    path = folder / "data.csv"
+    plain = load_daquar(folder, weights)
+    for own in (path, folder / "train_images_list.txt"):
+        own.write_bytes(b"\xef\xbb\xbf" + own.read_bytes())
+    marked = load_daquar(folder, weights)
+    assert torch.equal(marked.train.words, plain.train.words)
+    assert marked.note == plain.note
+    header = ("question", "answer", "image_id", "answer")
+    write_csv(path, [(*row, "2") for row in DAQUAR], header)
+    with pytest.raises(DataProblem, match=r"data\.csv has more than one column answer"):
+        load_daquar(folder, weights)
+    (folder / "train_images_list.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(DataProblem, match=r"train_images_list\.txt is not UTF-8"):
+        load_daquar(folder, weights)
+
+
+def test_a_picture_of_the_same_name_and_size_is_another(places, tmp_path):
+    folder, weights = places
+    kept, heard = tmp_path / "kept", []
+    load_daquar(folder, weights, kept)
+    path = folder / "images" / "image1.jpg"
+    path.write_bytes(path.read_bytes() + b"\0")
+    load_daquar(folder, weights, kept)
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    load_daquar(folder, weights, kept, lambda *at: heard.append(at))
+    assert heard
+
+
+def test_features_that_are_not_finite(places, tmp_path):
+    folder, weights = places
+    path, kept = weights / "model.safetensors", tmp_path / "kept"
+    tensors = load_file(path)
+    large = tensors | {"features.13.conv.3.weight": tensors["features.13.conv.3.weight"] * 1e6}
+    save_file(large, path)
+    with pytest.raises(DataProblem, match=r"image3\.jpg: its features are not finite in half"):
+        load_daquar(folder, weights, kept)
+    assert not kept.exists()
+    tensors["features.9.conv.1.1.bias"][0] = float("nan")
+    save_file(tensors, path)
+    with pytest.raises(DataProblem, match=r"features\.9\.conv\.1\.1\.bias is not finite"):
+        load_daquar(folder, weights, kept)
+
+
+def test_kept_features_that_are_not_finite_are_made_again(places, tmp_path, monkeypatch):
+    folder, weights = places
+    kept, heard = tmp_path / "kept", []
+    first = load_daquar(folder, weights, kept).train.pictures.features
+    with monkeypatch.context() as patch:
+        patch.setattr(mobilenet, "_kept", lambda *_: None)
+        patch.setattr(mobilenet, "_made", lambda paths, *_: torch.full((4, 14, 14, 12), np.nan))
+        load_daquar(folder, weights, kept)
+    again = load_daquar(folder, weights, kept, lambda *at: heard.append(at))
+    assert heard
+    assert torch.equal(again.train.pictures.features, first)
 
 
 def test_the_real_questions(tmp_path):

@@ -72,6 +72,9 @@ def test_what_is_wrong_is_named(tmp_path):
     for content, message in (
         (path.read_text()[:-9], "is not a list of"),
         (json.dumps([["what?", "yes"]]), "is not a list of"),
+        (json.dumps([["what?", "yes", 1.7]]), "is not a list of"),
+        (json.dumps([["what?", None, 1]]), "is not a list of"),
+        ("[" * 100_000, "is not a list of"),
         ("[]", "has no question"),
     ):
         path.write_text(content)
@@ -93,6 +96,16 @@ def test_pictures_are_of_one_size(tmp_path):
     for number in (1, 3):
         Image.fromarray(noise(9, 8, 0)).save(folder / "test" / "images" / f"{number}.png")
     with pytest.raises(DataProblem, match=r"train/ are 8 x 8, those of test/ 9 x 8"):
+        load_easy(folder)
+
+
+def test_sides_of_pictures_are_whole_cells(tmp_path):
+    from PIL import Image
+
+    folder = write_easy(tmp_path)
+    for path in folder.glob("*/images/*.png"):
+        Image.fromarray(noise(12, 12, 0)).save(path)
+    with pytest.raises(DataProblem, match=r"pictures are 12 x 12, expected .* multiple of 8"):
         load_easy(folder)
 
 

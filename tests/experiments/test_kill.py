@@ -81,7 +81,7 @@ def assert_same(left, right):
 def test_killed_twice(tmp_path):
     """In the middle of the first run, and of the second."""
     to_the_end(VIT, tmp_path / "whole")
-    for moment in (41, 131):
+    for moment in (20, 70):
         kill(VIT, tmp_path / "killed", moment, late=0.0)
     to_the_end(VIT, tmp_path / "killed")
     assert_same(results(tmp_path / "killed"), results(tmp_path / "whole"))

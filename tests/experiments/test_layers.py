@@ -14,7 +14,8 @@ def test_the_share_dropped_and_the_mean_kept(share):
     found = Dropout(share)(x)
     lost = float((found == 0).float().mean())
     assert abs(lost - share) < 5 * (share * (1 - share) / count) ** 0.5
-    torch.testing.assert_close(found[found != 0].unique(), torch.tensor([3 / (1 - share)]))
+    kept = 1 - round(share * 2**16) / 2**16
+    torch.testing.assert_close(found[found != 0].unique(), torch.tensor([3 / kept]))
     assert float(found.mean()) == pytest.approx(3, abs=0.1)
 
 
@@ -67,6 +68,16 @@ def test_a_seed_repeats_it():
     assert not torch.equal(dropout(x), first)
     torch.manual_seed(7)
     assert torch.equal(dropout(x), first)
+
+
+@pytest.mark.parametrize("share", [0.5 + 2**-17, 1 - 1.4 * 2**-16, 1 - 1e-7])
+def test_the_mean_is_kept_where_the_share_is_rounded(share):
+    """What is kept is a whole number of 65,536, whose inverse is the scale."""
+    torch.manual_seed(0)
+    found = Dropout(share)(torch.ones(400_000))
+    (scale,) = found[found != 0].unique().tolist()
+    lost = min(round(share * 2**16), 2**16 - 1)
+    assert scale == pytest.approx(2**16 / (2**16 - lost))
 
 
 def test_almost_all_dropped():

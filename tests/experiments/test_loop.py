@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fenchel.experiments import loop
+from fenchel.experiments import checkpoint, loop
 from fenchel.experiments.checkpoint import Checkpoints, OtherConfig, State
 from fenchel.experiments.data.images import load_images
-from fenchel.experiments.loop import Diverged, Training, train
+from fenchel.experiments.loop import Busy, Diverged, Training, alone, train
 from fenchel.experiments.vit.model import Size
 from fenchel.experiments.vit.study import VitStudy
 from tests.experiments.files import write_fashion
+from tests.experiments.tiny import Line
 
 TRAINING = Training(
     steps=12, batch=8, rate=3e-3, warmup=2, evaluate_every=4, save_every=3, weight_decay=0.01
@@ -166,3 +167,208 @@ def test_only_the_two_newest_checkpoints_are_kept(tmp_path):
 def test_random_numbers_of_steps_are_far_apart():
     seeds = {loop._mixed(seed, step, -1) for seed in range(20) for step in range(2_000)}
     assert len(seeds) == 40_000
+
+
+# ---- what is no number
+
+LINE = Training(steps=12, batch=4, warmup=2, evaluate_every=4, save_every=3)
+
+
+def line_run(folder, study=None, training=LINE, resume=False, **settings):
+    settings = {"say": lambda text: None} | settings
+    return train(study or Line(), training, folder, CONFIG, resume=resume, **settings)
+
+
+def spoilt(model):
+    with torch.no_grad():
+        model.weight.fill_(float("nan"))
+
+
+def test_answers_that_are_no_numbers_have_no_score(study, tmp_path):
+    """The largest of NaN has a place, which may be the right one."""
+    model = study.build().eval()
+    with torch.no_grad():
+        model.answer.bias[0] = float("nan")
+        with pytest.raises(Diverged, match="answers are not finite"):
+            study.scores(model)
+
+
+def test_a_network_spoilt_before_its_evaluation_is_told_with_the_step(tmp_path):
+    class Spoilt(Line):
+        def scores(self, model):
+            if self.steps == 8:
+                spoilt(model)
+            return super().scores(model)
+
+    with pytest.raises(Diverged, match=r"scores are not finite at step 8; .*another --preset"):
+        line_run(tmp_path, Spoilt())
+    assert Checkpoints(tmp_path, {}).newest()[0].step == 6
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 7
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
+    class Hidden(Line):
+        def scores(self, model):
+            spoilt(model)
+            return {"score": 0.5}
+
+    with pytest.raises(Diverged, match="weights are not finite at step 9"):
+        line_run(tmp_path, Hidden(), replace(LINE, evaluate_every=9))
+    state = Checkpoints(tmp_path, {}).newest()[0]
+    assert state.step == 6
+    assert all(bool(x.isfinite().all()) for x in state.tensors.values())
+
+
+def test_a_gradient_that_is_no_number_stops_before_the_step(tmp_path):
+    class Steep(Line):
+        def loss(self, model, batch):
+            found = super().loss(model, batch)
+            if self.steps == 5:  # 0 forward, 0 / 0 backward
+                found = found + (model.weight - model.weight.detach()).square().sum().sqrt()
+            return found
+
+    with pytest.raises(Diverged, match=r"the norm of the gradient is nan at step 4;"):
+        line_run(tmp_path, Steep())
+    assert Checkpoints(tmp_path, {}).newest()[0].step == 3
+
+
+def test_a_density_that_refuses_its_scores_has_diverged(tmp_path):
+    class Density(Line):
+        def loss(self, model, batch):
+            if self.steps == 5:
+                raise ValueError("weights must be finite; they hold NaN or infinity")
+            return super().loss(model, batch)
+
+    with pytest.raises(Diverged, match="the loss is nan at step 4"):
+        line_run(tmp_path, Density())
+
+
+def test_other_errors_are_not_taken_for_it(tmp_path):
+    class Wrong(Line):
+        def loss(self, model, batch):
+            raise ValueError("a batch of another kind")
+
+    with pytest.raises(ValueError, match="a batch of another kind"):
+        line_run(tmp_path, Wrong())
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"rate": 0.0}, "rate must be a finite number > 0, got 0.0"),
+        ({"rate": float("inf")}, "rate must be a finite number > 0, got inf"),
+        ({"rate": float("nan")}, "rate must be a finite number > 0, got nan"),
+        ({"clip": 0.0}, "clip must be a finite number > 0"),
+        ({"clip": -1.0}, "clip must be a finite number > 0"),
+        ({"weight_decay": -0.1}, "weight_decay must be a finite number >= 0"),
+        ({"weight_decay": float("inf")}, "weight_decay must be a finite number >= 0"),
+        ({"warmup": -5}, "warmup must be >= 0"),
+        ({"patience": 0}, "patience must be >= 1"),
+        ({"seed": -1}, "seed must be >= 0"),
+        ({"seed": 2**31}, r"seed must be < 2\^31"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, text):
+    with pytest.raises(ValueError, match=text):
+        replace(LINE, **settings)
+
+
+def test_settings_at_the_border_are_not_refused():
+    replace(LINE, warmup=0, weight_decay=0.0, seed=2**31 - 1, patience=1)
+    replace(LINE, warmup=1000)  # longer than the run
+    with pytest.raises(TypeError, match="warmup must be a whole number"):
+        replace(LINE, warmup=0.5)
+
+
+# ---- what is on the disk
+
+
+def without_marks(folder):
+    """Checkpoints as they were before each held a mark of its settings."""
+    for path in folder.glob("step-*.json"):
+        document = json.loads(path.read_text())
+        del document["sha256"], document["config"]
+        content = path.with_suffix(".safetensors").read_bytes()
+        document["sha256"] = checkpoint._digest(content, document)
+        path.write_text(json.dumps(document))
+
+
+def begun(folder):
+    with pytest.raises(KeyboardInterrupt):
+        line_run(folder, advance=_stop_at(7))
+
+
+def test_a_checkpoint_without_a_mark_beside_its_settings_is_used(tmp_path):
+    begun(tmp_path)
+    without_marks(tmp_path)
+    said = []
+    line_run(tmp_path, resume=True, say=said.append)
+    assert said == ["going on at step 6 of 12"]
+
+
+def test_a_checkpoint_that_says_nothing_of_its_settings_is_not_used(tmp_path):
+    begun(tmp_path)
+    without_marks(tmp_path)
+    (tmp_path / "config.json").unlink()
+    study, said = Line(), []
+    line_run(tmp_path, study, resume=True, say=said.append)
+    assert study.steps == 12
+    assert "step-00000006.json.other is of other settings, or does not say of which" in "".join(
+        said
+    )
+    assert said[-1] == "beginning anew"
+
+
+def test_a_checkpoint_of_other_settings_is_not_used_without_its_settings(tmp_path):
+    begun(tmp_path)
+    (tmp_path / "config.json").unlink()
+    study = Line()
+    line_run(tmp_path, study, replace(LINE, rate=0.5), resume=True)
+    assert study.steps == 12
+    begun(tmp_path)
+    (tmp_path / "config.json").unlink()
+    study = Line()
+    line_run(tmp_path, study, resume=True)  # of its own settings it is
+    assert study.steps == 6
+
+
+def test_a_new_setting_that_is_none_does_not_make_checkpoints_foreign(tmp_path):
+    """As it makes no difference between two settings."""
+    kept = Checkpoints(tmp_path, {"size": {"width": 3}})
+    kept.open(resume=False)
+    kept.save(State(1, {"x": torch.ones(2)}, {}))
+    assert Checkpoints(tmp_path, {"size": {"width": 3, "head": None}}).open(resume=True) == []
+    assert kept.newest()[0].step == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"7", b"null", b'"x"', b"{}", b"\xff\xfe", b'{"sha256": 1, "step": []}']
+)
+def test_any_damaged_checkpoint_is_set_aside(tmp_path, content):
+    begun(tmp_path)
+    (tmp_path / "step-00000006.json").write_bytes(content)
+    said = []
+    line_run(tmp_path, resume=True, say=said.append)
+    assert said[-1] == "going on at step 3 of 12"
+    assert (tmp_path / "step-00000006.json.damaged").read_bytes() == content
+
+
+def test_damaged_lines_of_the_metrics_are_left_out_one_by_one(tmp_path):
+    begun(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    spoiled = [b"{", b"[]", b"3", b'{"loss": 1.0}', b'{"step": 2}', b"\xff\xfe", b""]
+    path.write_bytes(b"\n".join([lines[0], *spoiled, *lines[1:]]) + b"\n")
+    assert [line["step"] for line in checkpoint.read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6, 7]
+    line_run(tmp_path, resume=True)
+    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert steps == list(range(1, 13))
+    path.unlink()
+    assert list(checkpoint.read_metrics(tmp_path)) == []
+
+
+def test_two_do_not_train_in_one_folder(tmp_path):
+    with alone(tmp_path), pytest.raises(Busy, match="another process is at the run"):
+        line_run(tmp_path)
+    line_run(tmp_path)

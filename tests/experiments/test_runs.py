@@ -1,5 +1,6 @@
 """A queue of runs: each is made once, stored whole, and never mistaken for another."""
 
+import copy
 import fcntl
 import json
 import os
@@ -14,7 +15,8 @@ import torch
 
 from fenchel.experiments import runs
 from fenchel.experiments.checkpoint import Checkpoints, OtherConfig
-from fenchel.experiments.runs import Busy, carry_out, of_first, shortened, stored
+from fenchel.experiments.loop import Diverged
+from fenchel.experiments.runs import Busy, carry_out, of_first, read_result, shortened, stored
 from tests.experiments.tiny import Line, line_job
 
 JOB = line_job()
@@ -155,7 +157,8 @@ def test_damaged_settings_of_a_checkpoint_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", '{"settings": {', "[]", "{}", '{"settings": 1, "scores": 1, "cost": 1}']
+    "content",
+    ["", '{"settings": {', "[]", "{}", '{"settings": 1, "scores": 1, "cost": 1}', "[" * 100_000],
 )
 def test_a_damaged_result_is_named(tmp_path, content):
     path = JOB.file(tmp_path)
@@ -163,6 +166,88 @@ def test_a_damaged_result_is_named(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ValueError, match=r"plain-0\.json is no result of a run.*; remove it"):
         stored(JOB, tmp_path)
+
+
+PARTS = ("settings", "note", "scores", "facts", "cost", "curve", "versions")
+WHOLE = {
+    "attention": "softmax",
+    "size": {"width": 8, "layers": 1, "heads": 2, "dropout": 0.0},
+}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        *((part,) for part in PARTS),
+        *(("cost", name) for name in ("steps", "seconds", "flops", "parameters", "threads")),
+        *(("settings", name) for name in ("study", "preset", "data", "variant", "attention")),
+        ("settings", "size"),
+        ("settings", "size", "width"),
+        ("settings", "training"),
+        ("settings", "training", "seed"),
+    ],
+    ids=".".join,
+)
+def test_what_a_result_lacks_for_tables_is_named(whole, tmp_path, lost):
+    document = json.loads(json.dumps(whole[1]))
+    document["settings"] |= copy.deepcopy(WHOLE)
+    path = tmp_path / "plain-0.json"
+    path.write_text(json.dumps(document))
+    assert read_result(path) == document
+    inside = document
+    for name in lost[:-1]:
+        inside = inside[name]
+    del inside[lost[-1]]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=rf"plain-0\.json is no result of a run .*{lost[-1]}"):
+        read_result(path)
+
+
+def test_facts_that_are_no_numbers_are_not_stored(tmp_path):
+    class Odd(Line):
+        def facts(self, model, folder):
+            return {"share": float("nan")}
+
+    with pytest.raises(ValueError, match="JSON compliant"):
+        made(tmp_path, study=Odd())
+    assert not JOB.file(tmp_path).exists()
+
+
+def test_facts_of_a_network_that_diverged_are_told_with_the_step(tmp_path):
+    class Odd(Line):
+        def facts(self, model, folder):
+            raise ValueError("weights must be finite; they hold NaN or infinity")
+
+    with pytest.raises(
+        Diverged, match=r"weights must be finite; .* at step 12; the last checkpoint"
+    ):
+        made(tmp_path, study=Odd())
+
+
+def test_again_that_is_stopped_is_not_taken_for_done(whole, tmp_path):
+    made(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path, again=True, advance=stop_at(7))
+    assert stored(JOB, tmp_path) is None
+    study = Line()
+    assert made(tmp_path, study=study)["scores"] == whole[1]["scores"]
+    assert study.steps == 6
+
+
+def test_a_busy_run_keeps_its_result_though_it_is_to_be_made_again(tmp_path):
+    made(tmp_path)
+    with (JOB.file(tmp_path).with_suffix("") / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(Busy):
+            made(tmp_path, again=True)
+    assert stored(JOB, tmp_path) is not None
+
+
+def test_lost_metrics_give_an_empty_curve(tmp_path):
+    made(tmp_path)
+    JOB.file(tmp_path).unlink()
+    (JOB.file(tmp_path).with_suffix("") / "metrics.jsonl").unlink()
+    assert made(tmp_path)["curve"] == []
 
 
 def test_half_written_files_of_a_kill_are_removed(tmp_path):
@@ -179,7 +264,8 @@ def test_the_first_steps_are_stored_apart(whole):
     assert short.training == replace(JOB.training, steps=2, evaluate_every=2, save_every=2)
     assert short.preset == of_first("small", 2) == "small-first-2"
     assert of_first("small", None) == "small"
-    assert (short.variant, short.config, short.data) == (JOB.variant, JOB.config, JOB.data)
+    assert (short.variant, short.data) == (JOB.variant, JOB.data)
+    assert short.config == {**JOB.config, "tested": 500}
     assert stored(short, out) is None  # the whole run is not taken for it
     assert shortened(JOB, 1000).training.steps == 12
 

@@ -1,9 +1,11 @@
 """Features of Shapes-VQA: made once, kept, and made again where what is kept is not theirs."""
 
+import hashlib
 import json
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from fenchel.experiments.data.shapes import features, load_seen, load_shapes
 
@@ -102,6 +104,40 @@ def test_what_does_not_fit_is_made_again(first, tmp_path, damage):
     text = "[]" if damage == "no facts" else json.dumps(facts)
     (tmp_path / "shapes.json").write_text(text)
     assert made(tmp_path)[1] == steps
+    assert made(tmp_path)[1] == []
+
+
+@pytest.mark.parametrize("damage", ["spoilt", "no checksum", "odd share", "nothing"])
+def test_the_checksum_counts(first, tmp_path, damage):
+    content = (first[2] / "shapes.safetensors").read_bytes()
+    facts = json.loads((first[2] / "shapes.json").read_text())
+    if damage == "spoilt":
+        content = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
+    if damage == "no checksum":
+        del facts["sha256"]
+    if damage == "odd share":
+        facts["named"] = "x"
+    (tmp_path / "shapes.safetensors").write_bytes(content)
+    (tmp_path / "shapes.json").write_text(json.dumps(facts))
+    assert (features._read(tmp_path, IMAGES, 0) is None) == (damage != "nothing")
+
+
+@pytest.mark.parametrize("wrong", ["shape", "dtype", "not finite", "another tensor"])
+def test_signed_tensors_must_fit_too(first, tmp_path, wrong):
+    folder = first[2]
+    tensors = load((folder / "shapes.safetensors").read_bytes())
+    tensors |= {
+        "shape": {"test": tensors["test"][..., :3].contiguous()},
+        "dtype": {"test": tensors["test"].float()},
+        "not finite": {"test": tensors["test"] * float("nan")},
+        "another tensor": {"named": torch.zeros(1)},
+    }[wrong]
+    content = save(tensors)
+    facts = json.loads((folder / "shapes.json").read_text())
+    facts["sha256"] = hashlib.sha256(content).hexdigest()
+    (tmp_path / "shapes.safetensors").write_bytes(content)
+    (tmp_path / "shapes.json").write_text(json.dumps(facts))
+    assert features._read(tmp_path, IMAGES, 0) is None
 
 
 def test_torch_s_own_random_numbers_are_left_alone():

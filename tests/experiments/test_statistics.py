@@ -63,3 +63,10 @@ def test_whether_zero_is_left_out(mean, half, beyond):
 def test_as_text():
     assert Estimate(0.87654, 0.0123, 5).text() == "87.65 ± 1.23"
     assert Estimate(12.345, 1.0, 5).text(percent=False) == "12.35 ± 1.00"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_is_refused(value):
+    for values in ([value], [0.5, value]):
+        with pytest.raises(ValueError, match=r"needs finite values, got .*(nan|inf)"):
+            estimate(values)

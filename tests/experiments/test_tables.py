@@ -8,21 +8,29 @@ from fenchel.experiments.tables import read_results
 from fenchel.experiments.vit.tables import listings as vit_listings
 from fenchel.experiments.vqa.tables import listings as vqa_listings
 
+DECAY = {"weight_decay": 0.05}
+SIZE = {"width": 64, "layers": 3, "heads": 4, "dropout": 0.0}
+
 
 def document(data, attention, seed, scores, rate=1e-3, variant=None, facts=None, **cost):
-    own = {"steps": 1200, "seconds": 60.0, "flops": 3.25e12, "parameters": 102_500}
+    own = {"steps": 1200, "seconds": 60.0, "flops": 3.25e12, "parameters": 102_500, "threads": 1}
     return {
         "settings": {
+            "study": "vit",
+            "preset": "cpu",
             "data": data,
             "variant": variant or attention,
             "attention": attention,
-            "training": {"seed": seed, "rate": rate},
+            "sharing": 0.5 if attention == "transport" else 0.0,
+            "size": dict(SIZE),
+            "training": {"seed": seed, "rate": rate, "steps": 1200, "batch": 8} | DECAY,
         },
         "note": "",
         "scores": scores,
         "facts": facts or {},
         "cost": own | cost,
         "curve": [],
+        "versions": {"fenchel": "1.2.3"},
     }
 
 
@@ -185,23 +193,125 @@ def test_tables_without_rows_are_left_out_and_data_sets_stand_apart():
     assert not [title for title in titles if "6.3" in title or "6.4" in title]
 
 
+# ---- what tables do not know
+
+
+def test_unknown_attentions_and_data_stand_under_their_own_names():
+    runs = [
+        *image_runs(),
+        document("svhn", "hopfield", 0, {"test accuracy": 0.9}),
+        document("svhn", "softmax", 0, {"test accuracy": 0.8}),
+    ]
+    table = titled(vit_listings(runs), "Table 2")
+    assert table[0] == ("", "fashion-mnist", "cifar-10", "svhn")
+    assert table[-1] == ("hopfield", "–", "–", "90.00")
+    assert titled(vit_listings(runs), "Difference")[-1][0::3] == ("hopfield − ViT", "+10.00")
+    more = [*question_runs(), document("shapes", "hopfield", 0, scores(0.9))]
+    assert titled(vqa_listings(more), "Table 6.2")[-1][0::6] == ("hopfield", "90.00")
+    assert titled(vqa_listings(more), "Cost")[-1][0] == "hopfield"
+
+
+def test_differences_without_softmax_lose_no_row():
+    runs = [document("cifar-10", "transport", 0, {"test accuracy": 0.9})]
+    assert titled(vit_listings(runs), "Difference")[1:] == [("OT-ViT − ViT", "–")]
+
+
+def test_two_runs_of_one_seed_are_refused():
+    twin = document("cifar-10", "softmax", 0, {"test accuracy": 0.9}, variant="softmax-b")
+    with pytest.raises(ValueError, match="two runs of seed 0"):
+        vit_listings([*image_runs(), twin])
+
+
+@pytest.mark.parametrize("name", ["parameters", "steps", "flops"])
+def test_costs_that_do_not_agree_are_refused(name):
+    runs = [document("toy", "softmax", 0, {"test accuracy": 0.9})]
+    runs.append(document("toy", "softmax", 1, {"test accuracy": 0.9}, **{name: 7}))
+    with pytest.raises(ValueError, match=f"softmax on toy have different {name}: 7, "):
+        vit_listings(runs)
+    for run in runs:
+        run["settings"]["training"]["patience"] = 3  # those may stop at different steps
+    vit_listings(runs)
+
+
 # ---- files
 
 
-def test_results_are_read_and_checkpoints_are_not(tmp_path):
-    runs = image_runs()[:3]
-    names = ("softmax-0", "softmax-1", "softmax-rate-0.003-0")
-    for name, run in zip(names, runs, strict=True):
-        folder = tmp_path / "fashion-mnist" / name
-        folder.mkdir(parents=True)
-        folder.with_name(f"{name}.json").write_text(json.dumps(run))
+def write(folder, *runs):
+    """folder: of the results. Given back: that of the preset."""
+    preset = folder / "vit" / "cpu"
+    for run in runs:
+        settings = run["settings"]
+        path = preset / settings["data"] / f"{settings['variant']}-{settings['training']['seed']}"
+        path.mkdir(parents=True, exist_ok=True)
+        path.with_name(f"{path.name}.json").write_text(json.dumps(run))
         for inside in ("step-00000003.json", "config.json", "kept-maps.json", "metrics.jsonl"):
-            (folder / inside).write_text("{}")
-    begun = tmp_path / "fashion-mnist" / "transport-0"
+            (path / inside).write_text("{}")
+    return preset
+
+
+def test_results_are_read_and_checkpoints_are_not(tmp_path):
+    other = document("fashion-mnist", "softmax", 0, {}, 3e-3, "softmax-rate-0.003")
+    runs = [*image_runs()[:2], other]
+    preset = write(tmp_path, *runs)
+    begun = preset / "fashion-mnist" / "transport-0"
     begun.mkdir()
     (begun / "step-00000016.json").write_text("{}")
-    assert read_results(tmp_path) == runs
+    assert read_results(preset) == runs
     assert read_results(tmp_path / "nowhere") == []
-    (tmp_path / "fashion-mnist" / "softmax-2.json").write_text("{")
+    (preset / "fashion-mnist" / "softmax-2.json").write_text("{")
     with pytest.raises(ValueError, match=r"softmax-2\.json is no result"):
-        read_results(tmp_path)
+        read_results(preset)
+
+
+@pytest.mark.parametrize(
+    "place", ["cifar-10/softmax-7", "cifar-10/softmax-0 (copy)", "cifar-10/backup", "toy/softmax-0"]
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, place):
+    run = document("cifar-10", "softmax", 0, {"test accuracy": 0.9})
+    preset = write(tmp_path, run)
+    assert read_results(preset) == [run]
+    wrong = preset / f"{place}.json"
+    wrong.parent.mkdir(exist_ok=True)
+    wrong.write_text(json.dumps(run))
+    with pytest.raises(ValueError, match=r"holds the run vit/cpu/cifar-10/softmax-0\.json"):
+        read_results(preset)
+
+
+def test_a_run_of_another_preset_is_refused(tmp_path):
+    preset = write(tmp_path, document("cifar-10", "softmax", 0, {"test accuracy": 0.9}))
+    preset.rename(tmp_path / "vit" / "paper")
+    with pytest.raises(ValueError, match=r"holds the run vit/cpu/cifar-10/softmax-0\.json"):
+        read_results(tmp_path / "vit" / "paper")
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (
+            {"size": {"width": 8, "layers": 3, "heads": 4, "dropout": 0.0}},
+            "size.width was 64, is 8",
+        ),
+        ({"data_digest": "0123"}, "data_digest was None, is '0123'"),
+        ({"training": {"steps": 7}}, "training.steps was 1200, is 7"),
+        ({"training": {"weight_decay": 0.0}}, "training.weight_decay was 0.05, is 0.0"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["softmax", "transport"])
+def test_runs_of_other_settings_make_no_table(tmp_path, changed, text, attention):
+    runs = [document("cifar-10", a, s, {}) for a, s in (("softmax", 0), (attention, 1))]
+    settings = runs[1]["settings"]
+    training = settings["training"] | changed.get("training", {})
+    runs[1]["settings"] = settings | changed | {"training": training}
+    with pytest.raises(ValueError, match=rf"softmax-0\.json and .*{attention}-1\.json .*{text}"):
+        read_results(write(tmp_path, *runs))
+    elsewhere = document("cifar-100", "softmax", 0, {})  # may be of others
+    elsewhere["settings"]["size"] |= {"width": 8}
+    assert len(read_results(write(tmp_path / "apart", runs[0], elsewhere))) == 2
+
+
+def test_rates_differ_between_rows_only(tmp_path):
+    rows = [document("cifar-10", "softmax", 0, {}), document("cifar-10", "transport", 0, {}, 3e-2)]
+    assert len(read_results(write(tmp_path / "rows", *rows))) == 2
+    seeds = [document("cifar-10", "softmax", 0, {}), document("cifar-10", "softmax", 1, {}, 3e-2)]
+    with pytest.raises(ValueError, match=r"training\.rate was 0\.001, is 0\.03"):
+        read_results(write(tmp_path / "seeds", *seeds))

@@ -1,10 +1,15 @@
 """The vision transformer of the paper and its variants."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fenchel.experiments.data.digest import of_images
 from fenchel.experiments.data.images import load_images
+from fenchel.experiments.data.toy import load_toy
 from fenchel.experiments.vit.model import ATTENTIONS, Size, VisionTransformer
+from fenchel.experiments.vit.presets import job, jobs
 from fenchel.experiments.vit.study import VitStudy
 from tests.experiments.files import write_fashion
 
@@ -97,7 +102,8 @@ def test_tokens_are_shared_in_half_of_the_steps(study):
 
 
 def test_images_have_mean_zero_and_deviation_one(study):
-    x = study.gathered(range(101), torch.Generator())["images"]
+    alone = VitStudy(study.data, SMALL, "softmax")
+    x = alone.gathered(range(101), torch.Generator())["images"]
     assert abs(float(x.mean())) < 1e-5
     assert float(x.std()) == pytest.approx(1, abs=1e-3)
 
@@ -121,3 +127,51 @@ def test_batches_must_hold_pairs(study):
         study.order(0, 7, 0)
     with pytest.raises(ValueError, match="fill no batch"):
         study.order(0, 500, 0)
+
+
+def test_an_odd_share_of_a_batch_has_no_pairs(study):
+    with pytest.raises(ValueError, match=r"by pairs, but 3 come to a process: .*multiple of twice"):
+        study.gathered([0, 1, 2], torch.Generator())
+
+
+@pytest.mark.parametrize("name", ["width", "inner", "layers", "heads", "patch"])
+def test_sizes_are_whole_and_positive(name):
+    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
+        replace(SMALL, **{name: 0})
+    with pytest.raises(TypeError, match=f"{name} must be a whole number, got 2.5"):
+        replace(SMALL, **{name: 2.5})
+
+
+def test_shares_and_counts_that_cannot_be_are_refused(study):
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="dropout must lie in"):
+            replace(SMALL, dropout=share)
+    with pytest.raises(ValueError, match="held must be >= 0, got -5"):
+        VitStudy(study.data, SMALL, "softmax", held=-5)
+
+
+# ---- which data
+
+
+def test_other_images_or_labels_are_other_settings():
+    data = load_toy(train=32, test=8)
+    known = of_images(data)
+    assert len(known) == 16
+    assert of_images(load_toy(train=32, test=8)) == known
+    for part in ("train", "test"):
+        split = getattr(data, part)
+        for name in ("images", "labels"):
+            changed = getattr(split, name).clone()
+            changed.view(-1)[-1] ^= 1
+            other = replace(data, **{part: replace(split, **{name: changed})})
+            assert of_images(other) != known
+    flat = replace(data.train, images=data.train.images.reshape(32, 1, 8, 32))
+    assert of_images(replace(data, train=flat)) != known  # the same bytes
+
+
+def test_settings_hold_the_digest_of_the_data():
+    data = load_toy(train=64, test=8)
+    settings = job("smoke", data, "softmax", 0, 1e-2).settings()
+    assert settings["data_digest"] == of_images(data)
+    (first, *_) = jobs("smoke", data, ["softmax"], 1)
+    assert first.settings() == settings

@@ -119,6 +119,17 @@ def test_hdf5(tmp_path, layout, monkeypatch):
     data = load_vqa2(write_vqa2(tmp_path, layout, hdf5=True))
     found = data.train.pictures.gathered(torch.tensor([0, 1]))
     assert torch.equal(found, torch.from_numpy(np.stack([grid_of(9), grid_of(25)])))
+    path = tmp_path / "features" / "train2014.h5"
+    kept = path.read_bytes()
+    for more, message in (
+        ({"9": np.full(GRID, np.nan)}, r"train2014\.h5, dataset 9 has features that are not fin"),
+        ({"boxes": np.zeros(4)}, r"train2014\.h5 holds boxes: features of boxes"),
+    ):
+        with path.open("wb") as file:
+            np.savez(file, **{"9": grid_of(9), "25": grid_of(25)} | more)
+        with pytest.raises(DataProblem, match=message):
+            load_vqa2(tmp_path)
+    path.write_bytes(kept)
     path = tmp_path / "features" / "val2014.h5"
     with path.open("wb") as file:
         np.savez(file, **{"43": grid_of(42)})
@@ -142,12 +153,30 @@ def test_features_that_are_not_right(tmp_path):
     for wrong, message in (
         (np.zeros((4, 5, 7)), r"000025\.npz has the shape \(4, 5, 7\), expected a square grid"),
         (np.zeros((2048, 36)), r"the shape \(2048, 36\), .*boxes are not a grid"),
+        (np.zeros((36, 5)), r"the shape \(36, 5\), .*boxes are not a grid"),
+        (np.zeros((100, 5)), r"the shape \(100, 5\), .*boxes are not a grid"),
+        (np.zeros((7, 7, 0)), r"the shape \(7, 7, 0\)"),
         (np.zeros((3, 3, 7)), r"000025\.npz is a grid of \(3, 3, 7\), but the first"),
         (np.zeros(7), r"the shape \(7,\)"),
+        (np.full(GRID, np.nan), r"000025\.npz has features that are not finite"),
+        (np.full(GRID, -np.inf), r"000025\.npz has features that are not finite"),
+        (np.full(GRID, 1e300), r"000025\.npz has features that are not finite in float32"),
+        (np.full(GRID, 1j), r"000025\.npz is of complex128, expected real numbers"),
+        (np.full(GRID, "a"), r"000025\.npz is of <U1, expected real numbers"),
     ):
         np.savez(path, x=wrong)
         with pytest.raises(DataProblem, match=message):
             load_vqa2(folder).train.pictures.gathered(torch.tensor([0, 1]))
+    for name in ("bbox", "num_bbox", "boxes"):
+        np.savez(path, x=grid_of(25), **{name: np.zeros((49, 4))})
+        with pytest.raises(DataProblem, match=rf"000025\.npz holds {name}: features of boxes"):
+            load_vqa2(folder).train.pictures.gathered(torch.tensor([1]))
+    np.savez_compressed(path, x=grid_of(25))
+    raw = bytearray(path.read_bytes())
+    raw[60:90] = b"\xff" * 30
+    path.write_bytes(raw)
+    with pytest.raises(DataProblem, match=r"000025\.npz does not give the array x of image 25"):
+        load_vqa2(folder).train.pictures.gathered(torch.tensor([1]))
     np.savez(path, y=grid_of(25))
     with pytest.raises(DataProblem, match=r"000025\.npz does not give the array x of image 25"):
         load_vqa2(folder).train.pictures.gathered(torch.tensor([1]))
@@ -166,7 +195,7 @@ def test_parts_have_one_grid(tmp_path):
     folder = write_vqa2(tmp_path)
     path = folder / "features" / "val2014" / "COCO_val2014_000000000042.npz"
     np.savez(path, x=np.zeros((5, 5, GRID[-1])))
-    with pytest.raises(DataProblem, match=r"000042\.npz is a grid of \(5, 5, 7\)"):
+    with pytest.raises(DataProblem, match=r"000042\.npz is a grid of \(5, 5, 5\)"):
         load_vqa2(folder)
 
 
@@ -186,9 +215,12 @@ def test_what_is_wrong_is_named(tmp_path):
 
     first, second = VQA2["val2014"]
     annotations = r"v2_mscoco_val2014_annotations\.json"
-    refused(f"{annotations} answers question 421, which", [first, (first[0], second[1])])
+    refused(f"{annotations} answers question 421, which", [first, (None, second[1])])
     refused(f"{annotations} does not answer 1 questions .* 421", [first, (second[0], None)])
-    refused(f"{annotations} answers question 420, .*twice", [first, first])
+    asks = r"val2014_questions\.json"
+    refused(f"{asks} has questions with question_id 420 twice", [first, (first[0], second[1])])
+    other = (second[0], first[1])
+    refused(f"{annotations} has annotations with question_id 420 twice", [first, other])
     odd = annotated(422, 42, "What?", "colour", ("red", 10))
     refused(f"{annotations}: question 422 has the answer_type 'colour'", [first, odd])
     lame = {name: value for name, value in second[1].items() if name != "answers"}
@@ -201,3 +233,50 @@ def test_what_is_wrong_is_named(tmp_path):
     refused(r"val2014_questions\.json \(15 bytes\) is not JSON.*visualqa\.org")
     path.unlink()
     refused(r"has no v2_OpenEnded_mscoco_val2014_questions\.json.*visualqa\.org")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "message"),
+    [
+        (0, "question", None, r"questions\.json: question of questions number 1 \(question 421\)"),
+        (0, "image_id", "abc", r"image_id of questions number 1 .* is a str, expected int"),
+        (0, "image_id", 1.7, "is a float, expected int"),
+        (0, "image_id", True, "is a bool, expected int"),
+        (
+            0,
+            "question_id",
+            [1],
+            r"question_id of questions number 1 \(question unknown\) is a list",
+        ),
+        (1, "answers", None, r"annotations\.json: answers of annotations number 1 .* NoneType"),
+        (1, "answers", [], "answers of question 421 must be objects"),
+        (1, "answers", ["yes"], "answers of question 421 must be objects"),
+        (1, "answers", [{"answer": 1}], "answers of question 421 must be objects"),
+        (1, "multiple_choice_answer", 3, r"\(question 421\) is a int, expected str"),
+        (1, "answer_type", [1], "is a list, expected str"),
+    ],
+)
+def test_values_of_another_type(tmp_path, place, name, value, message):
+    folder = write_vqa2(tmp_path)
+    first, second = VQA2["val2014"]
+    wrong = [dict(part) for part in second]
+    wrong[place][name] = value
+    write_vqa2_json(folder / "json", "val2014", [first, wrong])
+    with pytest.raises(DataProblem, match=message):
+        load_vqa2(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "has no list 'questions'"),
+        ('{"questions": {}}', "has no list 'questions'"),
+        ('{"questions": [1]}', "questions number 0 is no object"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_documents_of_another_form(tmp_path, text, message):
+    folder = write_vqa2(tmp_path)
+    (folder / "json" / "v2_OpenEnded_mscoco_val2014_questions.json").write_text(text)
+    with pytest.raises(DataProblem, match=message):
+        load_vqa2(folder)

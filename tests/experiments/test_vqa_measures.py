@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fenchel.experiments.loop import Diverged
 from fenchel.experiments.vqa.measures import (
     agreement,
     examples,
@@ -176,3 +177,16 @@ def test_facts(data, tmp_path):
         assert set(study.facts(model, tmp_path)) == {"agreement", "selection"}
         blind = VqaStudy(data, SIZE, "question-only", keep_looks=True)
         assert set(blind.facts(blind.build(), tmp_path)) == {"looks"}
+
+
+def test_no_region_at_all_no_agreement(data):
+    nowhere = replace(data.test, regions=torch.zeros_like(data.test.regions))
+    study = VqaStudy(replace(data, test=nowhere), SIZE, "softmax")
+    assert agreement(study, Looking(at((0, 0, 1.0)))) is None
+
+
+def test_attention_that_is_no_number_is_refused(data):
+    study = VqaStudy(data, SIZE, "softmax")
+    for measure in (agreement, looks):
+        with pytest.raises(Diverged, match="weights of attention are not finite"):
+            measure(study, Looking(at((0, 0, float("nan")))))

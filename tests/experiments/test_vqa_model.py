@@ -1,6 +1,7 @@
 """The co-attention network: what its answer depends on, and how it reads the picture."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -223,3 +224,35 @@ def test_weights_are_spread_evenly_over_their_cells():
     by_cell = found.unfold(1, 3, 3).unfold(2, 3, 3)  # (batch, row, column, 3, 3)
     torch.testing.assert_close(by_cell.sum((-2, -1)).flatten(1), weights)
     torch.testing.assert_close(by_cell.amax((-2, -1)), by_cell.amin((-2, -1)))
+
+
+# ---- names and sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("02-mca-9", "'02-mca-9' is spelt '2-mca-9'"),
+        ("1-mca-9", "'1-mca-9' is spelt 'continuous-softmax-9'"),
+        ("continuous-sparsemax-009", "is spelt 'continuous-sparsemax-9'"),
+        ("2-mca-10", r"N must be 1, 4, 9, 16, …, got 10 in '2-mca-10'"),
+        ("continuous-softmax-0", "N must be 1, 4, 9, 16"),
+        ("0-mca-9", "modes must be >= 1, got 0"),
+        ("continuous-entmax-9", "attention must be of"),
+    ],
+)
+def test_one_name_for_one_attention(name, text):
+    with pytest.raises(ValueError, match=text):
+        plane(name)
+
+
+def test_one_function_is_a_square():
+    assert plane("continuous-sparsemax-1").functions == 1
+
+
+@pytest.mark.parametrize("name", ["words", "width", "layers", "heads", "flat", "halvings", "head"])
+def test_sizes_are_whole_and_positive(name):
+    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
+        replace(SIZE, **{name: 0})
+    with pytest.raises(ValueError, match="dropout must lie in"):
+        replace(SIZE, dropout=1.0)

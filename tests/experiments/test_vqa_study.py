@@ -5,11 +5,18 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fenchel.experiments.data.digest import of_questions
+from fenchel.experiments.data.grids import grid_files
 from fenchel.experiments.data.questions import KINDS
+from fenchel.experiments.data.shapes import load_shapes
+from fenchel.experiments.loop import Diverged
+from fenchel.experiments.runs import shortened
+from fenchel.experiments.vqa import presets
 from fenchel.experiments.vqa.model import Answered
 from fenchel.experiments.vqa.study import VqaStudy
 from tests.experiments.tiny import SIZE, questions
@@ -186,3 +193,75 @@ def test_pixels_have_a_grid_of_eighths_and_features_their_own(data):
     made = replace(data, train=replace(data.train, pictures=Features()))
     shapes = VqaStudy(made, SIZE, "softmax").shapes()
     assert (shapes.grid, shapes.channels) == ((14, 10), 96)
+
+
+# ---- what is no number
+
+
+def test_answers_that_are_no_numbers_score_nothing(data):
+    study = VqaStudy(data, SIZE, "softmax")
+    torch.manual_seed(0)
+    model = study.build().eval()
+    with torch.no_grad():
+        model.answer.bias[1] = float("nan")
+        with pytest.raises(Diverged, match="answers are not finite"):
+            study.worth(model)
+
+
+# ---- which data
+
+
+def test_other_questions_or_pictures_are_other_settings(data):
+    known = of_questions(data)
+    assert len(known) == 16
+    assert of_questions(replace(data, note="another", name="so")) == known
+    for name in ("words", "picture", "answers", "worth", "kinds"):
+        changed = getattr(data.test, name).clone()
+        changed.view(-1)[-1] = 1 - changed.view(-1)[-1].clamp(0, 1)
+        other = replace(data, test=replace(data.test, **{name: changed}))
+        assert of_questions(other) != known, name
+    pixels = data.train.pictures.images.clone()
+    pixels[-1, -1, -1, -1] ^= 1
+    pictures = replace(data.train.pictures, images=pixels)
+    assert of_questions(replace(data, train=replace(data.train, pictures=pictures))) != known
+
+
+def test_features_on_the_disk_go_by_names_and_sizes(data, tmp_path):
+    def told(folder, cells=4):
+        (folder / "val2014").mkdir(parents=True)
+        for image in range(6):
+            path = folder / "val2014" / f"COCO_val2014_{image:012d}.npz"
+            np.savez(path, x=np.zeros((2, 2, cells), np.float32))
+        grids = grid_files(folder, "val2014", range(6))
+        return of_questions(replace(data, test=replace(data.test, pictures=grids)))
+
+    assert told(tmp_path / "a") == told(tmp_path / "b")  # another folder
+    assert told(tmp_path / "c", cells=8) != told(tmp_path / "d")
+
+
+def test_settings_hold_the_digest_and_modes_have_cells(data, monkeypatch):
+    course = replace(presets.PRESETS["smoke"].courses["shapes-tiny"], size=SIZE)
+    small = replace(presets.PRESETS["smoke"], courses={"tiny": course})
+    monkeypatch.setitem(presets.PRESETS, "smoke", small)
+    (one,) = presets.jobs("smoke", data, ["16-mca-4"], 1)  # 4 x 4 cells
+    assert one.settings()["data_digest"] == of_questions(data)
+    assert one == presets.job("smoke", data, "16-mca-4", 0)
+    with pytest.raises(ValueError, match=r"17 modes are more than the 16 cells .*K <= 16"):
+        presets.jobs("smoke", data, ["softmax", "17-mca-4"], 1)
+
+
+def test_the_first_questions_of_a_split():
+    data = load_shapes(images=(30, 30))
+    part = data.test.first(7)
+    assert len(part) == 7
+    assert torch.equal(part.words, data.test.words[:7])
+    assert torch.equal(part.regions, data.test.regions[:7])
+    assert part.pictures is data.test.pictures
+    assert data.test.first(None) is data.test
+    assert data.train.first(3).regions is None
+
+
+def test_first_steps_are_tested_on_few():
+    data = load_shapes(images=(30, 200))
+    job = shortened(presets.job("smoke", replace(data, name="shapes-tiny"), "softmax", 0), 1)
+    assert len(data.test) > 500 == len(presets.study(job, data).data.test)

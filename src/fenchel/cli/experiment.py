@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
@@ -21,10 +22,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from fenchel.bench.tables import Listing
 from fenchel.cli.failures import explained
-from fenchel.cli.shared import tell
+from fenchel.cli.shared import make_folder, tell
 
 if TYPE_CHECKING:
+    from fenchel.experiments.data.images import ImageData
+    from fenchel.experiments.data.questions import QuestionData
     from fenchel.experiments.loop import Study
     from fenchel.experiments.runs import Job
 
@@ -32,13 +36,19 @@ _VIT = "fenchel experiment vit --preset smoke --out build/experiments"
 _VQA = "fenchel experiment vqa --preset smoke --out build/experiments"
 _PAGE = "fenchel experiment page --results results/experiments --out docs/results.md"
 _SAME = "The same command goes on."
+_WITHOUT = "The same command without --again goes on."
+_ASCII = str.maketrans(
+    {"±": "+-", "−": "-", "–": "-", "·": ".", "λ": "lambda", "¹": "^1", "²": "2", "…": "..."}
+)
 
 commands = typer.Typer(no_args_is_help=True, epilog=f"Example: {_VIT}")
 
 _Option = typer.Option
-_Preset = Annotated[str, _Option(help="smoke (seconds), cpu (2 cores), paper (GPUs).")]
+_Preset = Annotated[str, _Option(help="smoke (a minute), cpu (hours on 2 cores), paper (GPUs).")]
 _Out = Annotated[Path, _Option(file_okay=False, help="Folder for results and checkpoints.")]
-_Data = Annotated[Path | None, _Option(help="Folder with the data. (Default: $FENCHEL_DATA)")]
+_Data = Annotated[
+    Path | None, _Option(help="Folder with the data. (Default: $FENCHEL_DATA, or data)")
+]
 _Sets = Annotated[str | None, _Option(help="Data sets, by commas. (Default: the preset's)")]
 _Attention = Annotated[
     str | None, _Option("--attention", help="By commas. (Default: the preset's)")
@@ -72,12 +82,15 @@ def vit(
     Tables 1 and 2 of the paper on transport attention: test accuracies over
     seeds with 95 % intervals, and differences between runs of the same seed.
     A run that is done is a JSON file in --out and is not made again; several
-    commands at once share the queue. Data: fashion-mnist, cifar-10, cifar-100.
+    commands at once share the queue. Attentions: softmax (ViT in the tables),
+    transport (OT-ViT), entmax, sparsemax, continuous. Data sets: toy (smoke),
+    fashion-mnist, cifar-10 (cpu, paper), cifar-100 (paper). The tables are of
+    all that is stored.
 
     Several processes: put accelerate launch --multi_gpu --num_processes 2 -m
     or torchrun --nproc-per-node 2 -m before the command.
     """
-    with explained(context, lambda: _SAME):
+    with explained(context, lambda: _SAME if resume else _WITHOUT):
         from fenchel.experiments.runs import of_first, shortened
         from fenchel.experiments.vit import presets
         from fenchel.experiments.vit.tables import listings
@@ -85,14 +98,13 @@ def vit(
         own = _one_of(presets.PRESETS, preset, "--preset")
         queue = _Queue(out, own.threads, again=not resume)
         if not tables:
-            for name in _parts(sets) or list(own.epochs):
-                _one_of(own.epochs, name, "--sets")
-                loaded = presets.load(name, _folder(data))
-                wanted = _parts(attention) or own.attentions
-                jobs = presets.jobs(preset, loaded, wanted, seeds or own.seeds)
+            asked = _parts(attention, "--attention") or own.attentions
+            names = _sets(sets, own.epochs, preset)
+            for loaded in [presets.load(name, _folder(data)) for name in names]:
+                jobs = presets.jobs(preset, loaded, asked, seeds or own.seeds)
                 if first_steps is not None:
                     jobs = [shortened(job, first_steps) for job in jobs]
-                queue.work(jobs, partial(presets.study, data=loaded), loaded.note)
+                queue.work(jobs, partial(presets.study, data=loaded), loaded)
         queue.show(presets.STUDY, of_first(preset, first_steps), listings)
 
 
@@ -114,11 +126,11 @@ def vqa(
     Tables 6.2 to 6.4 of the thesis on continuous attention, with a network that
     sees the question alone beside them. Attentions: question-only, softmax,
     entmax, sparsemax, continuous-softmax-N, continuous-sparsemax-N (N
-    functions), K-mca-N (K modes). Data sets: shapes is generated; easy is the
+    functions, a square number), K-mca-N (K modes). Data sets: shapes is generated; easy is the
     package easy-vqa; daquar and vqa-v2 are read from --data. Runs are stored
     and shared as in fenchel experiment vit.
     """
-    with explained(context, lambda: _SAME):
+    with explained(context, lambda: _SAME if resume else _WITHOUT):
         from fenchel.experiments.runs import of_first, shortened
         from fenchel.experiments.vqa import presets
         from fenchel.experiments.vqa.tables import listings
@@ -126,15 +138,16 @@ def vqa(
         own = _one_of(presets.PRESETS, preset, "--preset")
         queue = _Queue(out, own.threads, again=not resume)
         if not tables:
-            for name in _parts(sets) or list(own.courses):
-                course = _one_of(own.courses, name, "--sets")
-                with queue.errors.status(f"loading {name}"):
-                    loaded = presets.load(name, _folder(data), out / "features")
-                wanted = _parts(attention) or course.attentions()
+            asked = _parts(attention, "--attention")
+            names = _sets(sets, own.courses, preset)
+            with queue.errors.status(f"loading {', '.join(names)}"):
+                every = [presets.load(name, _folder(data), out / "features") for name in names]
+            for loaded in every:
+                wanted = asked or own.courses[loaded.name].attentions()
                 jobs = presets.jobs(preset, loaded, wanted, seeds or own.seeds)
                 if first_steps is not None:
                     jobs = [shortened(job, first_steps) for job in jobs]
-                queue.work(jobs, partial(presets.study, data=loaded), loaded.note)
+                queue.work(jobs, partial(presets.study, data=loaded), loaded)
         queue.show(presets.STUDY, of_first(preset, first_steps), listings)
 
 
@@ -155,18 +168,13 @@ def page(
     of every data set that is generated, installed or found in --data.
     """
     with explained(context, lambda: _SAME):
-        from fenchel._files import write_whole
         from fenchel.experiments.vqa.presets import load
-        from fenchel.report.experiments.figures import save_figures, save_shapes_picture
-        from fenchel.report.experiments.page import page_text
+        from fenchel.report.experiments.figures import publish
 
-        if not out.parent.is_dir():
-            raise ValueError(f"there is no folder {out.parent} for {out.name}; make it first")
+        make_folder(out.parent)
         loaded = cache(lambda name: load(name, _folder(data), results / "features"))
-        write_whole(out, page_text(results).encode())
-        made = [out, save_shapes_picture(results, out, loaded)]
-        made += save_figures(results, figures, loaded, partial(typer.echo, err=True))
-        typer.echo("\n".join(str(path) for path in made if path is not None))
+        made = publish(results, out, figures, loaded, partial(typer.echo, err=True))
+        typer.echo("\n".join(str(path) for path in made))
 
 
 class _Queue:
@@ -176,16 +184,24 @@ class _Queue:
         import torch
 
         self.out, self.again = out, again
+        self.failed: list[str] = []
         self.main = int(os.environ.get("RANK", "0")) == 0
         self.errors = Console(stderr=True, soft_wrap=True, quiet=not self.main)
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def work(self, jobs: Sequence[Job], study: Callable[[Job], Study], note: str) -> None:
-        from fenchel.experiments.runs import Busy, carry_out, stored
+    def work(
+        self, jobs: Sequence[Job], study: Callable[[Job], Study], data: ImageData | QuestionData
+    ) -> None:
+        """One that diverges does not stop the others; it is told again in the end."""
+        from fenchel.experiments.loop import Busy, Diverged
+        from fenchel.experiments.runs import carry_out, stored
 
+        there = [not self.again and stored(job, self.out) is not None for job in jobs]
+        note = f" ({data.note})" if data.note else ""
+        self.say(f"{data.name}{note}: {len(jobs)} runs, {sum(there)} of them stored")
         for number, job in enumerate(jobs, 1):
-            if not self.again and stored(job, self.out) is not None:
+            if there[number - 1]:
                 continue
             with self._bar(f"{number}/{len(jobs)} {job.name}", job.training.steps) as advance:
                 try:
@@ -193,7 +209,7 @@ class _Queue:
                         job,
                         study(job),
                         self.out,
-                        note=note,
+                        note=data.note,
                         again=self.again,
                         advance=advance,
                         say=self.say,
@@ -201,7 +217,12 @@ class _Queue:
                 except Busy:
                     self.say(f"{job.name}: another process is at it")
                     continue
-            scores = ", ".join(f"{name} {value:.4f}" for name, value in document["scores"].items())
+                except Diverged as problem:
+                    self.failed.append(f"{job.name}: {problem}")
+                    self.say(self.failed[-1])
+                    continue
+            found = document["scores"].items()
+            scores = ", ".join(f"{name} {100 * value:.2f} %" for name, value in found)
             self.say(f"{job.name}: {scores} ({document['cost']['seconds']:.0f} s)")
 
     def show(
@@ -209,12 +230,14 @@ class _Queue:
     ) -> None:
         from fenchel.experiments.tables import read_results
 
-        if not self.main:
-            return
-        documents = read_results(self.out / study / preset)
-        if not documents:
+        documents = read_results(self.out / study / preset) if self.main else []
+        if documents:
+            tell({"warning": None}, [_printable(one) for one in listings(documents)], None)
+        if self.failed:
+            told = "; ".join(self.failed)
+            raise ArithmeticError(f"{len(self.failed)} of the runs failed. {told}")
+        if self.main and not documents:
             raise ValueError(f"no run of {study} {preset} is stored in {self.out}")
-        tell({"warning": None}, listings(documents), None)
 
     def say(self, text: str) -> None:
         self.errors.print(Text(text))
@@ -222,8 +245,15 @@ class _Queue:
     def _bar(self, title: str, steps: int) -> Any:
         if not self.errors.is_terminal or not self.main:
             self.say(title)
-            return nullcontext(None)
+            return nullcontext(partial(self._log, steps))
         return _Bar(title, steps, self.errors)
+
+    def _log(self, steps: int, step: int, numbers: dict[str, float]) -> None:
+        """A line at each evaluation but the last, which is told with the run."""
+        scores = {name: value for name, value in numbers.items() if name not in ("loss", "rate")}
+        if scores and step < steps:
+            told = ", ".join(f"{name} {100 * value:.2f} %" for name, value in scores.items())
+            self.say(f"  step {step:,} of {steps:,}: {told}")
 
 
 class _Bar:
@@ -247,15 +277,44 @@ class _Bar:
 
 
 def _folder(data: Path | None) -> Path | None:
+    """An empty variable is as good as none."""
     found = os.environ.get("FENCHEL_DATA")
-    return data if data is not None or found is None else Path(found)
+    return data if data is not None or not found else Path(found)
 
 
-def _parts(text: str | None) -> list[str]:
-    return [] if text is None else [part.strip() for part in text.split(",") if part.strip()]
+def _sets(text: str | None, known: dict[str, Any], preset: str) -> list[str]:
+    """All are looked up before the first of them is trained on."""
+    names = _parts(text, "--sets") or list(known)
+    for name in names:
+        _one_of(known, name, f"--sets of --preset {preset}")
+    return names
+
+
+def _parts(text: str | None, option: str) -> list[str]:
+    """None given: none; but one that names nothing is a slip."""
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise ValueError(f"{option} names nothing, got {text!r}; leave it out for the preset's")
+    return parts
 
 
 def _one_of(known: Any, name: str, option: str) -> Any:
     if name not in known:
         raise ValueError(f"{option} must be of {', '.join(known)}, got {name!r}")
     return known[name]
+
+
+def _printable(listing: Listing) -> Listing:
+    """In the letters that standard output has."""
+    rows = [[_letters(cell) for cell in row] for row in listing.rows]
+    return Listing(_letters(listing.title), [_letters(name) for name in listing.header], rows)
+
+
+def _letters(text: str) -> str:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return text.translate(_ASCII).encode("ascii", "replace").decode()
+    return text

@@ -37,10 +37,13 @@ def shares(progress: Progress) -> Callable[[str, float], object]:
 def tell(document: dict[str, Any], listings: Sequence[Listing], out: Path | None) -> None:
     """Tables, the warning, and the files where they are wanted."""
     console = Console()
-    for listing in listings:
-        table = Table(title=Text(listing.title), title_justify="left")
-        for number, name in enumerate(listing.header):
-            table.add_column(name, justify="right" if number else "left")
+    for number, listing in enumerate(listings):
+        if number:
+            console.print()
+        console.print(Text(listing.title, style="italic"), soft_wrap=True)  # not cut to the table
+        table = Table()
+        for place, name in enumerate(listing.header):
+            table.add_column(name, justify="right" if place else "left")
         for row in listing.rows:
             table.add_row(*(Text(cell) for cell in row))  # Text: brackets are not markup
         console.print(table)

@@ -1,7 +1,7 @@
 """Where a run stands, on disk: tensors as safetensors, the rest as JSON with a checksum of both.
 
 The two newest are kept. One that does not match its checksum is set aside, and the one before it is
-used.
+used; so is one of other settings.
 """
 
 from __future__ import annotations
@@ -9,17 +9,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fenchel._files import write_whole
 
+METRICS = "metrics.jsonl"
 _KEPT = 2
+_DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    SafetensorError,
+)
 
 
 class OtherConfig(ValueError):
@@ -28,11 +41,13 @@ class OtherConfig(ValueError):
 
 @dataclass(frozen=True)
 class State:
-    """step: how many are done. facts: what JSON holds, such as the best so far."""
+    """step: how many are done. facts: what JSON holds, such as the best so far. config: a mark of
+    the configuration it was made with, where it is known."""
 
     step: int
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
+    config: str | None = None
 
 
 @dataclass
@@ -42,12 +57,16 @@ class Checkpoints:
     folder: Path
     config: dict[str, Any]
 
-    def open(self, resume: bool) -> None:
-        """Make the folder; refuse to go on with another configuration; or begin anew."""
+    def open(self, resume: bool) -> list[Path]:
+        """Make the folder; refuse to go on with another configuration; or begin anew.
+
+        Given back: checkpoints that are not known to be of this configuration, set aside.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "config.json"
         wanted = json.loads(json.dumps(self.config))
-        if resume and path.exists():
+        known = path.exists()
+        if resume and known:
             changed = differences(_known(path), wanted)
             if changed:
                 raise OtherConfig(
@@ -59,11 +78,23 @@ class Checkpoints:
                 old.unlink()
         for torn in self.folder.glob(".step-*"):  # a kill left it half written
             torn.unlink()
+        others = self._others(known)
         write_whole(path, json.dumps(wanted, indent=1, sort_keys=True).encode())
+        return others
+
+    def _others(self, known: bool) -> list[Path]:
+        """known: there was a config.json, which speaks for those that do not say themselves."""
+        own, aside = _mark(self.config), []
+        for stem in self._stems():
+            found = _read(stem)
+            stated = None if found is None else found.config
+            if found is not None and stated != own and not (stated is None and known):
+                aside += _set_aside(stem, "other")
+        return aside
 
     def save(self, state: State) -> None:
         content = save({name: x.contiguous() for name, x in state.tensors.items()})
-        facts = {"step": state.step, "facts": state.facts}
+        facts = {"step": state.step, "facts": state.facts, "config": _mark(self.config)}
         facts["sha256"] = _digest(content, facts)
         stem = self.folder / f"step-{state.step:08d}"
         write_whole(stem.with_suffix(".safetensors"), content)
@@ -79,10 +110,7 @@ class Checkpoints:
             found = _read(stem)
             if found is not None:
                 return found, aside
-            for path in (stem.with_suffix(".json"), stem.with_suffix(".safetensors")):
-                if path.exists():
-                    aside.append(path.with_name(f"{path.name}.damaged"))
-                    os.replace(path, aside[-1])
+            aside += _set_aside(stem, "damaged")
         return None, aside
 
     def _stems(self) -> list[Path]:
@@ -92,7 +120,7 @@ class Checkpoints:
 def _known(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ValueError(f"{path} is damaged ({problem}); begin again with --again") from problem
 
 
@@ -101,11 +129,32 @@ def _read(stem: Path) -> State | None:
         facts = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
         content = stem.with_suffix(".safetensors").read_bytes()
         stated = facts.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError):  # damaged: the caller sets it aside
+        if stated != _digest(content, facts):
+            return None
+        return State(int(facts["step"]), load(content), facts["facts"], facts.get("config"))
+    except _DAMAGED:  # the caller sets it aside
         return None
-    if stated != _digest(content, facts):
-        return None
-    return State(int(facts["step"]), load(content), facts["facts"])
+
+
+def _set_aside(stem: Path, why: str) -> list[Path]:
+    moved = []
+    for path in (stem.with_suffix(".json"), stem.with_suffix(".safetensors")):
+        if path.exists():
+            moved.append(path.with_name(f"{path.name}.{why}"))
+            os.replace(path, moved[-1])
+    return moved
+
+
+def _mark(config: Any) -> str:
+    """Of a configuration; what is None is as if it were not there, as in `differences`."""
+    plain = json.dumps(_said(json.loads(json.dumps(config))), sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+
+def _said(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return {name: _said(value) for name, value in part.items() if value is not None}
 
 
 def _digest(content: bytes, facts: dict[str, Any]) -> str:
@@ -124,6 +173,22 @@ def differences(known: Any, wanted: Any, path: str = "") -> list[str]:
             for text in differences(known.get(name), wanted.get(name), f"{path}.{name}".strip("."))
         ]
     return [] if known == wanted else [f"{path} was {known!r}, is {wanted!r}"]
+
+
+def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
+    """A line that was cut by a kill, or damaged otherwise, is left out."""
+    path = folder / METRICS
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and _is_number(found.get("step"), found.get("loss")):
+            yield found
+
+
+def _is_number(*values: object) -> bool:
+    return all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

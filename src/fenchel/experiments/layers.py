@@ -10,14 +10,18 @@ import fenchel.nn as fnn
 _LOW = -(2**63)  # of random_: all 64 bits
 
 
+def check_dropout(share: float) -> None:
+    if not 0 <= share < 1:
+        raise ValueError(f"dropout must lie in [0, 1), got {share}")
+
+
 class Dropout(nn.Module):
     """torch's dropout at two fifths of its cost on a CPU: 16 random bits an entry, four entries a
     draw, where torch draws for each; the share is met to 2^-17."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
-        if not 0 <= share < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {share}")
+        check_dropout(share)
         self.share = share
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,7 +32,7 @@ class Dropout(nn.Module):
         bits = drawn.random_(_LOW, None).view(torch.int16)[:count].view(x.shape)
         lost = min(round(self.share * 2**16), 2**16 - 1)  # one more is no int16
         kept = (bits >= -(2**15) + lost).to(x.dtype)
-        return x * kept.mul_(1 / (1 - self.share))
+        return x * kept.mul_(2**16 / (2**16 - lost))  # by what is kept, not by what was asked for
 
     def extra_repr(self) -> str:
         return f"{self.share:g}"

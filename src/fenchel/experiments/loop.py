@@ -8,9 +8,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +19,17 @@ from torch import Tensor, nn
 from fenchel._files import write_whole
 from fenchel._numerics import check_whole
 from fenchel.experiments.checkpoint import (
+    METRICS,
     Checkpoints,
     State,
     optimizer_tensors,
+    read_metrics,
     restore_optimizer,
 )
 
 Batch = dict[str, Tensor]
-_METRICS = "metrics.jsonl"
+Found = TypeVar("Found")
+_SEEDS = 2**31
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,17 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "evaluate_every", "save_every"):
             check_whole(getattr(self, name), name, 1)
+        for name in ("warmup", "seed"):
+            check_whole(getattr(self, name), name, 0)
+        if self.seed >= _SEEDS:
+            raise ValueError(f"seed must be < 2^31, got {self.seed}")
+        if self.patience is not None:
+            check_whole(self.patience, "patience", 1)
+        for name in ("rate", "clip", "weight_decay"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0 or (value == 0 and name != "weight_decay"):
+                least = ">= 0" if name == "weight_decay" else "> 0"
+                raise ValueError(f"{name} must be a finite number {least}, got {value!r}")
         if self.precision not in ("no", "bf16", "fp16"):
             raise ValueError(f"precision must be no, bf16 or fp16, got {self.precision!r}")
 
@@ -87,7 +102,41 @@ class Study(Protocol):
 
 
 class Diverged(ArithmeticError):
-    """The loss is no number any more."""
+    """The loss, a gradient, a weight or an answer is no number any more."""
+
+
+class Busy(RuntimeError):
+    """Another process is at this run."""
+
+
+def finite(answers: Tensor, what: str = "answers") -> Tensor:
+    """As they are; those that are no numbers would still have a largest one, and so a score."""
+    if not bool(answers.isfinite().all()):
+        raise Diverged(f"the network's {what} are not finite")
+    return answers
+
+
+@contextmanager
+def naming(step: int, folder: Path) -> Iterator[None]:
+    """What is found to be no number is told with the step, and with what is left."""
+    try:
+        yield
+    except (Diverged, ValueError) as problem:
+        if not isinstance(problem, Diverged) and not _about_numbers(problem):
+            raise
+        raise _diverged(str(problem), step, folder) from problem
+
+
+def _about_numbers(problem: ValueError) -> bool:
+    """Whether a density was asked for with scores that are no numbers."""
+    return "must be finite" in str(problem)
+
+
+def _diverged(what: str, step: int, folder: Path) -> Diverged:
+    return Diverged(
+        f"{what} at step {step}; the last checkpoint is kept in {folder}, but would end so again: "
+        "another --preset or rate is another run; see metrics.jsonl"
+    )
 
 
 @dataclass(frozen=True)
@@ -114,10 +163,25 @@ def train(
 ) -> Outcome:
     """Train to the end, or from where the folder's newest checkpoint stands.
 
-    folder: for checkpoints and metrics.jsonl. config: what the run is, as JSON can hold it; a
-    folder with another one is refused. advance: called after each step with its number and its
-    last numbers.
+    folder: for checkpoints and metrics.jsonl; one process at a time works in it. config: what the
+    run is, as JSON can hold it; a folder with another one is refused. advance: called after each
+    step with its number and its last numbers.
     """
+    with alone(folder):
+        return trained(study, training, folder, config, resume=resume, advance=advance, say=say)
+
+
+def trained(
+    study: Study,
+    training: Training,
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    resume: bool,
+    advance: Callable[[int, dict[str, float]], object] | None,
+    say: Callable[[str], object],
+) -> Outcome:
+    """As `train`, for one who holds the folder's lock."""
     run = _Run(study, training, Checkpoints(folder, config | {"training": asdict(training)}), say)
     run.begin(resume)
     end = run.step if run.done else training.steps  # one that stopped early stays as it is
@@ -161,11 +225,14 @@ class _Run:
 
     def begin(self, resume: bool) -> None:
         with self.accelerator.main_process_first():  # it sets damaged checkpoints aside
-            if self.accelerator.is_main_process:
-                self.checkpoints.open(resume)
+            others = self.checkpoints.open(resume) if self.accelerator.is_main_process else []
             found, aside = self.checkpoints.newest() if resume else (None, [])
+        for path in others:
+            self._tell(f"{path.name} is of other settings, or does not say of which: not used")
         for path in aside:
             self._tell(f"{path.name} does not match its checksum; the one before it is used")
+        if found is None and others:
+            self._tell("beginning anew")
         if found is not None:
             self._restore(found)
             self._tell(f"going on at step {self.step} of {self.training.steps}")
@@ -182,6 +249,7 @@ class _Run:
         self.scores, self.spent, self.done = facts["scores"], facts["seconds"], facts["done"]
 
     def save(self) -> None:
+        self._check_weights()
         if not self.accelerator.is_main_process:
             return
         tensors = {f"model.{name}": x.detach() for name, x in self.bare.state_dict().items()}
@@ -194,6 +262,12 @@ class _Run:
             "done": self.done,
         }
         self.checkpoints.save(State(self.step, tensors, facts))
+
+    def _check_weights(self) -> None:
+        moments = optimizer_tensors(self.optimizer.optimizer).values()
+        with naming(self.step, self.checkpoints.folder):
+            for x in (*self.bare.parameters(), *moments):
+                finite(x, "weights")
 
     # ---- steps
 
@@ -215,18 +289,28 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = self.training.rate_at(step)
         self.model.train()
-        loss = self.study.loss(self.model, self._part(step))
+        loss = self._loss(self._part(step))
         value = float(self.accelerator.reduce(loss.detach(), "mean"))
         if not math.isfinite(value):
-            raise Diverged(
-                f"the loss is {value} at step {step}; the last checkpoint is kept in "
-                f"{self.checkpoints.folder}. Lower the rate, or clip harder"
-            )
+            raise _diverged(f"the loss is {value}", step, self.checkpoints.folder)
         self.optimizer.zero_grad()
         self.accelerator.backward(loss)
-        self.accelerator.clip_grad_norm_(self.model.parameters(), self.training.clip)
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.training.clip)
+        # In fp16 a step whose gradient is infinite is left out, and the loss scaled down.
+        if self.training.precision != "fp16" and norm is not None and not math.isfinite(norm):
+            what = f"the norm of the gradient is {float(norm)}"
+            raise _diverged(what, step, self.checkpoints.folder)
         self.optimizer.step()
         return value
+
+    def _loss(self, part: Batch) -> Tensor:
+        """NaN where a density refuses its scores, so that all processes learn of it."""
+        try:
+            return self.study.loss(self.model, part)
+        except ValueError as problem:
+            if not _about_numbers(problem):
+                raise
+            return torch.full((), math.nan, device=self.accelerator.device)
 
     def _part(self, step: int) -> Batch:
         """This process's share of the step's batch."""
@@ -251,8 +335,9 @@ class _Run:
 
     def _evaluated(self) -> None:
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), naming(self.step, self.checkpoints.folder):
             self.scores = self.study.scores(self.bare)
+            finite(torch.tensor(list(self.scores.values()), dtype=torch.float64), "scores")
         watched = next(iter(self.scores))
         if not self.best or self.scores[watched] > self.best[watched]:
             self.best, self.since_best = dict(self.scores), 0
@@ -262,6 +347,7 @@ class _Run:
         self.done = patience is not None and self.since_best >= patience
 
     def finish(self) -> Outcome:
+        self._check_weights()  # a checkpoint of an older version may hold what is none
         seconds = self.spent + time.monotonic() - self.started
         count = sum(x.numel() for x in self.bare.parameters())
         self.accelerator.wait_for_everyone()
@@ -283,7 +369,7 @@ class _Run:
 
     @property
     def _metrics(self) -> Path:
-        return self.checkpoints.folder / _METRICS
+        return self.checkpoints.folder / METRICS
 
     def _tell(self, text: str) -> None:
         if self.accelerator.is_main_process:
@@ -307,13 +393,45 @@ def processes() -> Any:
     return state
 
 
-def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
-    """A line that was cut by a kill is left out."""
-    for line in (folder / _METRICS).read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            return
+# ---- several processes
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """A lock that the system frees when its process ends, however it does.
+
+    The main process holds it for all of a run's processes, which go on or leave together.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") if is_main() else nullcontext() as file:
+        if not agreed(file is None or _locked(file)):
+            raise Busy(f"another process is at the run in {folder}")
+        yield
+
+
+def _locked(file: IO[str]) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_main() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def agreed(found: Found) -> Found:
+    """What the main process found, told to all of a run's processes: they must do the same."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return found
+    from accelerate.utils import broadcast_object_list
+
+    processes()
+    told: Found = broadcast_object_list([found])[0]
+    return told
 
 
 def _mixed(seed: int, step: int, process: int) -> int:

@@ -5,22 +5,50 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import IO, Any, TypeVar
+from typing import Any
 
 import torch
 
 from fenchel._files import write_whole
 from fenchel._version import __version__
-from fenchel.experiments.checkpoint import OtherConfig, differences
+from fenchel.experiments.checkpoint import OtherConfig, differences, read_metrics
 from fenchel.experiments.flops import step_flops
-from fenchel.experiments.loop import Outcome, Study, Training, processes, read_metrics, train
+from fenchel.experiments.loop import (
+    Busy as Busy,  # of `carry_out`
+)
+from fenchel.experiments.loop import (
+    Outcome,
+    Study,
+    Training,
+    agreed,
+    alone,
+    is_main,
+    naming,
+    trained,
+)
 
-Found = TypeVar("Found")
+_PARTS: dict[str, type] = {
+    "settings": dict,
+    "note": str,
+    "scores": dict,
+    "facts": dict,
+    "cost": dict,
+    "curve": list,
+    "versions": dict,
+}
+_KEYS = {  # what tables and the page ask for
+    "settings": ("study", "preset", "data", "variant", "attention", "size", "training"),
+    "settings.size": ("width", "layers", "heads", "dropout"),
+    "settings.training": ("seed", "rate", "steps", "batch", "weight_decay"),
+    "cost": ("steps", "seconds", "flops", "parameters", "threads"),
+}
+
+
+_FEW = 500  # test examples of a run of the first steps alone
 
 
 @dataclass(frozen=True)
@@ -56,10 +84,12 @@ class Job:
 
 
 def shortened(job: Job, steps: int) -> Job:
-    """The first steps of it, to see that it runs; stored beside the whole runs, not among them."""
+    """The first steps of it, to see that it runs, tested on few examples; stored beside the whole
+    runs, not among them."""
     count = min(steps, job.training.steps)
     training = replace(job.training, steps=count, evaluate_every=count, save_every=count)
-    return replace(job, preset=of_first(job.preset, steps), training=training)
+    config = {**job.config, "tested": _FEW}
+    return replace(job, preset=of_first(job.preset, steps), config=config, training=training)
 
 
 def of_first(preset: str, steps: int | None) -> str:
@@ -67,18 +97,14 @@ def of_first(preset: str, steps: int | None) -> str:
     return preset if steps is None else f"{preset}-first-{steps}"
 
 
-class Busy(RuntimeError):
-    """Another process is at this run."""
-
-
 def stored(job: Job, out: Path) -> dict[str, Any] | None:
     """The result of a run that is done; one with other settings is refused."""
     path = job.file(out)
-    return _agreed(_as_wanted(path, job) if path.exists() else None)
+    return agreed(_as_wanted(path, job) if path.exists() else None)
 
 
 def _as_wanted(path: Path, job: Job) -> dict[str, Any]:
-    document = read_result(path)
+    document = _whole(path)
     changed = differences(document["settings"], job.settings())
     if changed:
         raise OtherConfig(
@@ -89,14 +115,32 @@ def _as_wanted(path: Path, job: Job) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
+    """With all that tables and the page ask for; anything else is refused with what it lacks."""
+    document = _whole(path)
+    missing = [name for part, names in _KEYS.items() for name in _lacking(document, part, names)]
+    if missing:
+        raise ValueError(f"{path} is no result of a run (no {', '.join(missing)}); remove it")
+    return document
+
+
+def _whole(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        settings, scores, cost = document["settings"], document["scores"], document["cost"]
-    except (ValueError, KeyError, TypeError) as problem:
+        wrong = [name for name, kind in _PARTS.items() if not isinstance(document[name], kind)]
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise ValueError(f"{path} is no result of a run ({problem!r}); remove it") from problem
-    if not all(isinstance(part, dict) for part in (settings, scores, cost)):
-        raise ValueError(f"{path} is no result of a run; remove it")
+    if wrong:
+        raise ValueError(f"{path} is no result of a run (in {', '.join(wrong)}); remove it")
     return document
+
+
+def _lacking(document: dict[str, Any], part: str, names: tuple[str, ...]) -> list[str]:
+    """Of a part such as settings.size, which is in the document."""
+    found: Any = document
+    for name in part.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    none = not isinstance(found, dict)
+    return [f"{part}.{name}" for name in names if none or name not in found]
 
 
 def carry_out(
@@ -111,19 +155,23 @@ def carry_out(
 ) -> dict[str, Any]:
     """Train it, from its newest checkpoint where there is one, and store what it found.
 
-    note: what is to be said of the data beside the result. again: not from a checkpoint.
+    note: what is to be said of the data beside the result. again: not from a checkpoint; a result
+    that is stored is removed first, so that one that is stopped is not taken for done.
     """
     path = job.file(out)
     folder = path.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with alone(folder):
+        if again and is_main():
+            path.unlink(missing_ok=True)
         settings = job.settings()
-        outcome = train(
+        outcome = trained(
             study, job.training, folder, settings, resume=not again, advance=advance, say=say
         )
-        document = _document(job, study, outcome, folder, note)
-        if _is_main():
-            write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+        with naming(outcome.steps, folder):
+            document = _document(job, study, outcome, folder, note)
+        if is_main():
+            text = json.dumps(document, indent=1, allow_nan=False)
+            write_whole(path, f"{text}\n".encode())
     return document
 
 
@@ -160,40 +208,3 @@ def _curve(folder: Path) -> list[dict[str, float]]:
             points.append({**scores, "loss": round(fmean(losses), 6)})
             losses = []
     return points
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """A lock that the system frees when its process ends, however it does.
-
-    The main process holds it for all of a run's processes, which go on or leave together.
-    """
-    with (folder / "lock").open("w") if _is_main() else nullcontext() as file:
-        if not _agreed(file is None or _locked(file)):
-            raise Busy(f"another process is at the run in {folder}")
-        yield
-
-
-def _locked(file: IO[str]) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_main() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def _agreed(found: Found) -> Found:
-    """What the main process found, told to all of a run's processes: they must do the same."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return found
-    from accelerate.utils import broadcast_object_list
-
-    processes()
-    told: Found = broadcast_object_list([found])[0]
-    return told

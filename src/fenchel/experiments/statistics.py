@@ -33,6 +33,9 @@ def estimate(values: Sequence[float]) -> Estimate:
     count = len(values)
     if not count:
         raise ValueError("an estimate needs at least one value")
+    if not all(math.isfinite(value) for value in values):
+        told = ", ".join(f"{value:g}" for value in values)
+        raise ValueError(f"an estimate needs finite values, got {told}; make that run again")
     if count == 1:
         return Estimate(values[0], None, 1)
     half = float(t.ppf(0.975, count - 1)) * stdev(values) / math.sqrt(count)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fenchel.bench.tables import Listing
+from fenchel.experiments.checkpoint import differences
 from fenchel.experiments.runs import read_result
 from fenchel.experiments.statistics import Estimate, estimate, paired
 
@@ -15,27 +17,77 @@ NOTHING = "–"
 
 
 def read_results(folder: Path) -> list[Document]:
-    """Of every run in the folder and below, by path."""
-    return [read_result(path) for path in sorted(folder.rglob("*-*.json")) if _is_result(path)]
+    """Of every run of a preset, by path: folder/data/variant-seed.json.
+
+    A file of another name or of another folder than its settings say is refused; so are runs of one
+    data set whose settings differ in more than rows and seeds of a table do.
+    """
+    found = {path: read_result(path) for path in sorted(folder.glob("*/*.json"))}
+    for path, document in found.items():
+        _check_place(path, document["settings"])
+    first: dict[tuple[str, ...], Path] = {}
+    for path, document in found.items():
+        settings = document["settings"]
+        _check_alike(first.setdefault((settings["data"],), path), path, found)
+        same = first.setdefault((settings["data"], settings["variant"]), path)
+        _check_rate(same, path, found)
+    return list(found.values())
 
 
-def _is_result(path: Path) -> bool:
-    """A run's own folder, beside its result, holds checkpoints."""
-    run = path.parent.with_name(f"{path.parent.name}.json")
-    return not run.exists() and not path.name.startswith("step-")
+def _check_place(path: Path, settings: Document) -> None:
+    name = f"{settings['variant']}-{settings['training']['seed']}.json"
+    wanted = (*(str(settings[part]) for part in ("study", "preset", "data")), name)
+    if Path(os.path.abspath(path)).parts[-4:] != wanted:
+        raise ValueError(
+            f"{path} holds the run {'/'.join(wanted)}, as its settings say; put it there or remove "
+            "it"
+        )
+
+
+def _check_alike(first: Path, second: Path, found: dict[Path, Document]) -> None:
+    """Their settings, without what makes a row or a seed."""
+    one, other = (_common(found[path]["settings"]) for path in (first, second))
+    _refuse(first, second, differences(one, other))
+
+
+def _common(settings: Document) -> Document:
+    training = {k: v for k, v in settings["training"].items() if k not in ("seed", "rate")}
+    rows = ("attention", "variant", "sharing")
+    return {k: v for k, v in settings.items() if k not in rows} | {"training": training}
+
+
+def _check_rate(first: Path, second: Path, found: dict[Path, Document]) -> None:
+    """Of one row: what `_check_alike` leaves out must agree but for the seed."""
+    one, other = (_row(found[path]["settings"]) for path in (first, second))
+    _refuse(first, second, differences(one, other))
+
+
+def _row(settings: Document) -> Document:
+    return settings | {"training": {"rate": settings["training"]["rate"]}}
+
+
+def _refuse(first: Path, second: Path, changed: Sequence[str]) -> None:
+    if changed:
+        raise ValueError(
+            f"{first} and {second} are of other settings: {'; '.join(changed)}. They make no table "
+            "together; move one of them to another --out"
+        )
 
 
 def by_seed(
     documents: Iterable[Document], score: Callable[[Document], float | None], **wanted: Any
 ) -> dict[int, float]:
-    """The score of each seed, of runs whose settings are as wanted."""
-    found = {}
+    """The score of each seed, of runs whose settings are as wanted; two of one seed are refused."""
+    found: dict[int, float] = {}
     for document in documents:
         settings = document["settings"]
         if all(settings[name] == value for name, value in wanted.items()):
             value = score(document)
+            seed = int(settings["training"]["seed"])
+            if seed in found:
+                raise ValueError(f"two runs of seed {seed} with {wanted}: remove one of them")
             if value is not None:
-                found[int(settings["training"]["seed"])] = value
+                found[seed] = value
     return found
 
 
@@ -78,12 +130,24 @@ def _place(variant: str, names: dict[str, str]) -> tuple[int, str]:
 
 
 def _costs(documents: Sequence[Document]) -> tuple[str, ...]:
-    first = documents[0]["cost"]
     seconds = estimate([document["cost"]["seconds"] for document in documents]).mean
     return (
         str(len(documents)),
-        f"{first['parameters']:,}",
-        f"{first['steps']:,}",
+        f"{_same(documents, 'parameters'):,.0f}",
+        f"{_same(documents, 'steps'):,.0f}",
         f"{seconds:.0f}",
-        f"{first['flops'] / 1e12:.1f}",
+        f"{_same(documents, 'flops') / 1e12:.3g}",
     )
+
+
+def _same(documents: Sequence[Document], name: str) -> float:
+    """What runs that differ in their seed alone have in common; a mean where they stop early."""
+    found = [float(document["cost"][name]) for document in documents]
+    settings = documents[0]["settings"]
+    if len(set(found)) > 1 and settings["training"].get("patience") is None:
+        told = ", ".join(f"{value:g}" for value in sorted(set(found)))
+        raise ValueError(
+            f"runs of {settings['variant']} on {settings['data']} have different {name}: {told}; "
+            "make them again with one version"
+        )
+    return estimate(found).mean

@@ -138,6 +138,23 @@ def test_a_file_knows_what_it_was_drawn_from(tmp_path: Path) -> None:
     assert figures.save_shapes_picture(results, tmp_path / "results.md", never) == path
 
 
+@pytest.mark.parametrize("damage", ["cut", "other", "empty"])
+def test_a_damaged_picture_is_drawn_again(tmp_path: Path, damage: str) -> None:
+    results = stored(tmp_path / "results", *three())
+    path = figures.save_shapes_picture(results, tmp_path / "results.md", lambda name: data())
+    assert path is not None
+    whole = path.read_bytes()
+    path.write_bytes({"cut": whole[: len(whole) // 2], "other": b"notpng", "empty": b""}[damage])
+    assert maps.mark_in(path) is None
+    figures.save_shapes_picture(results, tmp_path / "results.md", lambda name: data())
+    assert path.read_bytes() == whole
+
+
+def test_questions_that_not_every_attention_has_are_left_out() -> None:
+    runs = [run(SOFTMAX, [1] * 6), run(CONTINUOUS, [1] * 2)]
+    assert [row.why for row in maps.examples(runs, data(), compact=False)] == ["all right"]
+
+
 def test_no_look_no_picture(tmp_path: Path) -> None:
     one = document("vqa", "shapes", SOFTMAX, 0, 0.5)
     results = stored(tmp_path / "results", one)

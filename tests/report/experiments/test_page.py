@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 
 from fenchel.bench.tables import Listing
 from fenchel.cli import app
+from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.questions import QuestionData
 from fenchel.report.experiments import figures, learning, maps, markdown, page
 from fenchel.report.experiments.studies import VIT
 from tests.report.experiments.documents import Document, document, look, stored
@@ -52,7 +55,7 @@ def test_the_page_is_what_the_stored_runs_give() -> None:
 def test_the_picture_beside_it_is_of_the_stored_runs() -> None:
     picture = ROOT / "docs" / page.SHAPES_PICTURE
     documents = figures.shapes_documents(RESULTS)
-    if not page.has_looks(documents):
+    if not maps.has_rows(documents, compact=True):
         assert not picture.exists()
         return
     assert maps.mark_in(picture) == maps.mark_of(documents, compact=True)
@@ -77,16 +80,18 @@ def test_means_intervals_and_differences_are_those_of_the_runs(tmp_path: Path) -
     assert f"| OT-ViT | 92.50 ± {1.5 * half:.2f} |" in text
     assert f"| OT-ViT − ViT | +1.50 ± {0.5 * half:.2f} |" in text
     assert "| ViT | 45.5 | 91.0 |" in section(text, "Fashion-MNIST")  # while learning
-    assert "| ViT | 2 | 1,000 | 100 | 60 | 2.0 |" in section(text, "Fashion-MNIST")
+    assert "| ViT | 2 | 1,000 | 100 | 60 | 2 |" in section(text, "Fashion-MNIST")
 
 
 @pytest.mark.parametrize(
     ("transport", "said"),
     [
-        ([0.95, 0.951, 0.949], "The claim held here: OT-ViT was better than ViT by 5.00 ±"),
-        ([0.85, 0.851, 0.849], "The claim did not hold here: OT-ViT was worse than ViT by 5.00 ±"),
+        ([0.951, 0.951, 0.948], "The claim held here: OT-ViT was better than ViT by 5.00 ±"),
+        ([0.851, 0.851, 0.848], "The claim did not hold here: OT-ViT was worse than ViT by 5.00 ±"),
         ([0.95, 0.851, 0.899], "neither confirmed nor refuted here"),
         ([0.95], "Nothing can be said yet"),
+        ([0.95, 0.96], "Nothing can be said yet: it takes three seeds"),
+        ([0.95, 0.951, 0.949], "Nothing can be said yet"),  # all better by 5.00: no interval
     ],
 )
 def test_the_verdict_follows_the_numbers(tmp_path: Path, transport: list[float], said: str) -> None:
@@ -96,11 +101,11 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, transport: list[float],
 
 def test_claims_on_continuous_attention(tmp_path: Path) -> None:
     documents = [
-        *answers("question-only", 0.50, 0.51, 0.52),
+        *answers("question-only", 0.501, 0.51, 0.519),
         *answers("softmax", 0.90, 0.91, 0.92),
         *answers("continuous-softmax-36", 0.901, 0.909, 0.921),
-        *answers("continuous-sparsemax-36", 0.80, 0.81, 0.82),
-        *answers("2-mca-36", 0.951, 0.959, 0.971),
+        *answers("continuous-sparsemax-36", 0.801, 0.81, 0.819),
+        *answers("2-mca-36", 0.952, 0.959, 0.970),
     ]
     text = section(page.page_text(stored(tmp_path, *documents)), "easy-VQA")
     assert "does as well as discrete softmax held in part here" in text
@@ -111,6 +116,19 @@ def test_claims_on_continuous_attention(tmp_path: Path) -> None:
     assert page.SHAPES_PICTURE not in text  # these maps are of other pictures
 
 
+@pytest.mark.parametrize("sparsemax", [(0.801, 0.81), (0.80, 0.81, 0.82)])
+def test_too_few_seeds_and_equal_differences_say_nothing(
+    tmp_path: Path, sparsemax: tuple[float, ...]
+) -> None:
+    documents = [
+        *answers("softmax", 0.90, 0.91, 0.92),
+        *answers("continuous-sparsemax-36", *sparsemax),
+    ]
+    text = section(page.page_text(stored(tmp_path, *documents)), "easy-VQA")
+    assert "Nothing can be said yet: it takes three seeds with both sides" in text
+    assert "does as well as discrete softmax" not in text
+
+
 def test_a_larger_penalty_and_one_mode(tmp_path: Path) -> None:
     def facts(*shares: float) -> dict[str, object]:
         penalties = zip(("10", "100", "500"), shares, strict=True)
@@ -118,7 +136,12 @@ def test_a_larger_penalty_and_one_mode(tmp_path: Path) -> None:
             "selection": {p: {"scores": {}, "modes": [s, 1 - s, 0, 0, 0]} for p, s in penalties}
         }
 
-    for shares, how in (((0.2, 0.5, 0.9), "held"), ((0.2, 0.9, 0.5), "did not hold")):
+    for shares, how in (
+        ((0.2, 0.5, 0.9), "held"),
+        ((0.2, 0.2, 0.9), "held"),
+        ((0.2, 0.9, 0.5), "did not show"),
+        ((1.0, 1.0, 1.0), "did not show"),
+    ):
         one = document("vqa", "easy", "continuous-softmax-36", 0, 0.9, facts=facts(*shares))
         text = page.page_text(stored(tmp_path, one))
         assert f"chooses K\\* = 1 more often {how} here: for {100 * shares[0]:.1f}" in text
@@ -149,7 +172,7 @@ def test_only_whole_runs_of_published_presets_are_in_the_tables(tmp_path: Path) 
     assert "11.11" not in text
     assert "22.22" not in text
     assert "Of the preset `paper` only the first steps were made" in text
-    assert "| ViT | cifar-10 | 1 | 1,000 | 100 | 60 | 2.0 |" in text
+    assert "| ViT | cifar-10 | 1 | 1,000 | 100 | 60 | 2 |" in text
 
 
 def test_the_command_makes_what_is_there() -> None:
@@ -194,6 +217,45 @@ def test_signs_of_markdown_stay_signs() -> None:
     ]
 
 
+HOSTILE = (
+    "x\n\n# Owned\n\n<img src=x onerror=alert(1)> & &lt; [a](b) ![c](d) `e` **f** _g_ | \\* {h}",
+    "# Owned",
+    "1. one",
+    "- one",
+    "+ one",
+    "---",
+    "> one",
+    "!!! note",
+    "    code",
+    "a &amp; b",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_words_stay_words_to_python_markdown(text: str) -> None:
+    markdown_of = pytest.importorskip("markdown").markdown
+    extensions = ["tables", "fenced_code", "admonition"]
+    wanted = " ".join(text.splitlines()).strip()
+    found = markdown_of(f"- {markdown.plain(text)}", extensions=extensions)
+    tags = set(re.findall(r"<[^>]*>", found))
+    assert tags == {"<ul>", "<li>", "</li>", "</ul>"}
+    assert html.unescape(re.sub(r"<[^>]*>|\n", "", found)) == wanted
+    listing = Listing("t", ("a", "b"), [(text, "1")])
+    cells = re.findall(
+        r"<td[^>]*>(.*?)</td>", markdown_of(markdown.table(listing), extensions=extensions)
+    )
+    assert [html.unescape(cell) for cell in cells] == [wanted, "1"]
+
+
+def test_signs_of_numbers_stay() -> None:
+    for text in ("+1.50 ± 0.20", "−1.00", "91.00 ± 12.71", "–", "3e-05", "N = 36"):
+        assert markdown.plain(text) == text
+
+
+def test_a_command_stays_on_its_lines() -> None:
+    assert "\n```\n" not in markdown.command("fenchel --sets a\n```\n# Owned")[:-4]
+
+
 def test_an_empty_column_is_left_out() -> None:
     text = markdown.table(Listing("t", ("a", "b", "c"), [("x", "–", "1"), ("y", "–", "–")]))
     assert text.splitlines()[2:] == ["| a | c |", "| --- | ---: |", "| x | 1 |", "| y | – |"]
@@ -219,6 +281,8 @@ def test_curves_are_means_over_seeds_where_all_were_evaluated() -> None:
     runs = [document("vit", "cifar-10", "softmax", seed, 0.4 + 0.2 * seed) for seed in (0, 1)]
     runs[1]["curve"] = runs[1]["curve"][1:]
     assert learning.mean_curve(runs, "softmax", "test accuracy") == {100: 0.5}
+    del runs[1]["curve"][0]["test accuracy"]
+    assert learning.mean_curve(runs, "softmax", "test accuracy") == {}
 
 
 # ---- the command
@@ -237,6 +301,71 @@ def test_the_command_writes_page_and_curves_and_says_which_maps_it_cannot(tmp_pa
     assert names == ["curves-vit-cifar-10.svg", "curves-vqa-daquar.svg"]
     assert "no maps of DAQUAR: daquar is read from files; give their folder" in done.stderr
     assert done.stdout.splitlines() == [str(out), *(str(drawn / name) for name in names)]
-    missing = CliRunner().invoke(app, [*line[:-1], str(tmp_path / "none" / "page.md")])
-    assert missing.exit_code == 2
-    assert "make it first" in missing.stderr
+    deep = tmp_path / "none" / "page.md"  # its folder is made
+    again = CliRunner().invoke(app, [*line[:-1], str(deep), "--figures", str(drawn)])
+    assert again.exit_code == 0, again.output
+    assert deep.exists()
+
+
+def test_only_a_network_that_does_not_look(tmp_path: Path) -> None:
+    looks = [look(0, 1.0) | {"map": None}]
+    one = document("vqa", "shapes", "question-only", 0, 0.5, facts={"looks": looks})
+    results = stored(tmp_path / "results", one)
+    out, drawn = tmp_path / "page.md", tmp_path / "figures"
+    line = ["experiment", "page", "--results", str(results), "--out", str(out)]
+    done = CliRunner().invoke(app, [*line, "--figures", str(drawn)])
+    assert done.exit_code == 0, done.output
+    assert page.SHAPES_PICTURE not in out.read_text(encoding="utf-8")
+    assert not (tmp_path / page.SHAPES_PICTURE).exists()
+    assert [path.name for path in drawn.iterdir()] == ["curves-vqa-shapes.svg"]
+
+
+@pytest.mark.parametrize("worth", [0.0, 1.0])
+def test_the_page_points_to_a_picture_only_where_a_rule_chooses_one(
+    tmp_path: Path, worth: float
+) -> None:
+    facts = {"looks": [look(0, worth)]}
+    one = document("vqa", "shapes", "softmax", 0, 0.5, facts=facts)
+    text = page.page_text(stored(tmp_path, one))
+    assert (page.SHAPES_PICTURE in text) == (worth == 1.0)
+
+
+def test_no_page_where_its_picture_cannot_be_drawn(tmp_path: Path) -> None:
+    one = document("vqa", "shapes", "softmax", 0, 0.5, facts={"looks": [look(0, 1.0)]})
+    results, out = stored(tmp_path / "results", one), tmp_path / "page.md"
+
+    def absent(name: str) -> QuestionData:
+        raise DataProblem("not at hand")
+
+    with pytest.raises(DataProblem, match="not at hand"):
+        figures.publish(results, out, tmp_path / "figures", absent)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("study", "title"), [("vit", "ViT"), ("vqa", "discrete softmax")])
+def test_names_that_are_not_known_stand_for_themselves(
+    tmp_path: Path, study: str, title: str
+) -> None:
+    documents = [
+        document(study, data, attention, 0, 0.5, facts={"looks": [look(0, 1.0)]})
+        for data in ("new_data", "easy" if study == "vqa" else "cifar-10")
+        for attention in ("softmax", "new_one")
+    ]
+    results = stored(tmp_path / "results", *documents)
+    text = section(page.page_text(results), r"new\_data")
+    assert f"| {title} | 25.0 | 50.0 |" in text
+    assert r"| new\_one | 25.0 | 50.0 |" in text
+    assert r"| new\_one | 1 | 1,000 |" in text
+
+    def absent(name: str) -> QuestionData:
+        raise DataProblem("not at hand")
+
+    heard: list[str] = []
+    made = figures.save_figures(results, tmp_path / "figures", absent, heard.append)
+    assert f"curves-{study}-new_data.svg" in [path.name for path in made]
+    if study == "vqa":
+        assert "no maps of new_data: not at hand" in heard
+
+
+def test_figures_stay_in_their_folder(tmp_path: Path) -> None:
+    assert "/" not in figures._file_name("../../x")

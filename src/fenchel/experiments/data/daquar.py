@@ -28,6 +28,7 @@ from fenchel.experiments.data.questions import (
 
 _COLUMNS = ("question", "answer", "image_id")
 _LISTS = ("train_images_list.txt", "test_images_list.txt")
+_ENCODING = "utf-8-sig"  # with a mark of the order of bytes before it, or without
 _COVERED = 99.5  # per cent of the training questions that are read to their last word
 
 
@@ -79,7 +80,10 @@ def load_daquar(
 def _listed(path: Path) -> list[str]:
     if not path.is_file():
         raise DataProblem(f"there is no {path}; it names the pictures of the official split")
-    names = path.read_text(encoding="utf-8").split()
+    try:
+        names = path.read_text(encoding=_ENCODING).split()
+    except UnicodeDecodeError as problem:
+        raise DataProblem(f"{path} is not UTF-8: {problem}") from problem
     if not names:
         raise DataProblem(f"{path} names no picture")
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -112,23 +116,44 @@ def _parts(path: Path, names: Sequence[Sequence[str]]) -> list[list[_Asked]]:
 
 
 def _asked(path: Path) -> list[_Asked]:
+    """Of a table with commas between its fields, whose first line names the columns."""
     if not path.is_file():
         raise DataProblem(f"there is no {path}; it holds the questions: {', '.join(_COLUMNS)}")
-    asked = []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in _COLUMNS if name not in (rows.fieldnames or [])]
-        if missing:
+    with path.open(newline="", encoding=_ENCODING) as file:
+        rows = csv.reader(file, strict=True)
+        try:
+            header = next(rows, [])
+            places = _places(header, path)
+            found = []
+            for row in rows:
+                if row:  # an empty line is none
+                    at = f"{path}, line {rows.line_num}"
+                    found.append(_question(row, len(header), places, at))
+        except (csv.Error, UnicodeDecodeError) as problem:
+            raise DataProblem(f"{path}, after line {rows.line_num}: {problem}") from problem
+    return found
+
+
+def _places(header: Sequence[str], path: Path) -> list[int]:
+    """Of the columns that are read."""
+    for name in _COLUMNS:
+        if header.count(name) != 1:
+            how = "more than one column" if name in header else "no column"
             raise DataProblem(
-                f"{path} has no column {missing[0]}; its first line must name "
-                f"{', '.join(_COLUMNS)}, got {', '.join(rows.fieldnames or ['nothing'])}"
+                f"{path} has {how} {name}; its first line must name {', '.join(_COLUMNS)}, got "
+                f"{', '.join(header) or 'nothing'}"
             )
-        for row in rows:
-            question, answer, picture = (row[name] for name in _COLUMNS)
-            if not (question and answer and picture):
-                raise DataProblem(f"{path}, line {rows.line_num}: one of {_COLUMNS} is empty")
-            asked.append(_Asked(question.lower().split(), answer.strip().lower(), picture))
-    return asked
+    return [header.index(name) for name in _COLUMNS]
+
+
+def _question(row: Sequence[str], fields: int, places: Sequence[int], at: str) -> _Asked:
+    if len(row) != fields:
+        raise DataProblem(f"{at}: {len(row)} fields, {fields} expected; is a comma not in quotes?")
+    question, answer, picture = (row[place] for place in places)
+    for name, value in zip(_COLUMNS, (question, answer, picture), strict=True):
+        if not value.strip():
+            raise DataProblem(f"{at}: {name} is empty")
+    return _Asked(question.lower().split(), answer.strip().lower(), picture)
 
 
 def _halves(

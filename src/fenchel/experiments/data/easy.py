@@ -26,6 +26,7 @@ from fenchel.experiments.data.questions import (
 )
 
 _PACKAGE = "easy_vqa"
+_CELL = 8  # pixels of a cell, at least: sides are halved three times
 _WAY_OUT = "get it with `pip install --no-deps easy-vqa`, or give the folder that holds train/"
 
 
@@ -51,6 +52,11 @@ def load_easy(folder: Path | None = None) -> QuestionData:
         raise DataProblem(
             f"{where}: pictures of train/ are {_by(sizes[0])}, those of test/ {_by(sizes[1])}"
         )
+    if any(side % _CELL or not side for side in sizes[0]):
+        raise DataProblem(
+            f"{where}: pictures are {_by(sizes[0])}, expected sides of a multiple of {_CELL} "
+            "pixels, such as 64 x 64"
+        )
     return QuestionData("easy", *parts, words, answers, _note(train, test, parts, answers))
 
 
@@ -73,8 +79,8 @@ def _asked(path: Path) -> list[_Asked]:
         raise DataProblem(f"there is no {path}; {_WAY_OUT} and test/")
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-        asked = [_Asked(_words(question), str(answer), int(at)) for question, answer, at in rows]
-    except (ValueError, TypeError, AttributeError) as problem:
+        asked = [_row(number, *row) for number, row in enumerate(rows)]
+    except (ValueError, TypeError, RecursionError) as problem:
         size = path.stat().st_size
         raise DataProblem(
             f"{path} ({size} bytes) is not a list of [question, answer, picture]: {problem}"
@@ -82,6 +88,12 @@ def _asked(path: Path) -> list[_Asked]:
     if not asked:
         raise DataProblem(f"{path} has no question")
     return asked
+
+
+def _row(number: int, question: object, answer: object, at: object) -> _Asked:
+    if not isinstance(question, str) or not isinstance(answer, str) or type(at) is not int:
+        raise TypeError(f"row {number} is not a text, a text and a whole number")
+    return _Asked(_words(question), answer, at)
 
 
 def _words(question: str) -> list[str]:

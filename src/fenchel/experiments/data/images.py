@@ -7,8 +7,8 @@ only arrays and plain values are read.
 from __future__ import annotations
 
 import gzip
-import io
-import pickle
+import math
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel.experiments.data import pickled
+
 _IDX = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 _BATCHES = {"train": [f"data_batch_{n}" for n in range(1, 6)], "test": ["test_batch"]}
 _SIDE = 32  # pixels of a CIFAR image
-_SAFE = {  # what a pickled batch is made of
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-}
+_EVERY = 50_000  # training images of CIFAR-10
+_CLASSES = {"labels": 10, "fine_labels": 100}  # of CIFAR, by their name in a pickled batch
 
 
 class DataProblem(ValueError):
@@ -84,6 +81,11 @@ def load_images(name: str, folder: Path) -> ImageData:
 
 def _fashion(folder: Path) -> ImageData:
     train, test = (_idx_split(folder, *_IDX[part]) for part in ("train", "test"))
+    if train.images.shape[1:] != test.images.shape[1:]:
+        sides = [split.images.shape[-1] for split in (train, test)]
+        raise DataProblem(
+            f"{folder}: training images have sides of {sides[0]} pixels, test images of {sides[1]}"
+        )
     return _checked(ImageData("fashion-mnist", train, test, 10))
 
 
@@ -93,6 +95,13 @@ def _idx_split(folder: Path, images: str, labels: str) -> Split:
         raise DataProblem(
             f"{images} must hold images and {labels} labels, got {pictures.ndim} and {marks.ndim} "
             "axes"
+        )
+    height, width = pictures.shape[1:]
+    if height != width or not height:
+        raise DataProblem(f"{folder / images}: images of {height} x {width}, expected squares")
+    if len(pictures) != len(marks):
+        raise DataProblem(
+            f"{folder}: {len(pictures)} images in {images}, but {len(marks)} labels in {labels}"
         )
     return Split(torch.from_numpy(pictures).unsqueeze(1), torch.from_numpy(marks).long())
 
@@ -110,8 +119,10 @@ def _idx(path: Path) -> np.ndarray[Any, Any]:
     if len(raw) < 4 or raw[:3] != b"\0\0\x08":
         raise DataProblem(f"{path} is not an idx file of bytes (it begins with {raw[:4]!r})")
     axes = raw[3]
+    if axes not in (1, 3):
+        raise DataProblem(f"{path} has {axes} axes, expected 3 for images or 1 for labels")
     shape = tuple(np.frombuffer(raw, ">u4", axes, 4).tolist()) if len(raw) >= 4 + 4 * axes else ()
-    wanted = int(np.prod(shape)) + 4 + 4 * axes
+    wanted = math.prod(shape) + 4 + 4 * axes
     if len(raw) != wanted:
         raise DataProblem(f"{path} is cut short or too long: {len(raw)} bytes, {wanted} expected")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
@@ -123,7 +134,7 @@ def _bytes(path: Path) -> bytes:
     try:
         with gzip.open(path) as file:
             return file.read()
-    except (EOFError, OSError) as problem:
+    except (EOFError, OSError, zlib.error) as problem:
         size = path.stat().st_size
         raise DataProblem(f"{path} ({size} bytes) does not unzip: {problem}") from problem
 
@@ -132,9 +143,9 @@ def _cifar10(folder: Path) -> ImageData:
     train = [_batch(folder, name, 1) for name in _BATCHES["train"] if _any(folder, name)]
     if not train:
         raise DataProblem(f"{folder} has no data_batch_1.bin, nor data_batch_1")
-    missing = len(_BATCHES["train"]) - len(train)
     joined = _joined(train)
-    note = f"{len(joined):,} of 50,000 training images" if missing else ""
+    whole = len(joined) == _EVERY
+    note = "" if whole else f"{len(joined):,} of {_EVERY:,} training images"
     return _checked(ImageData("cifar-10", joined, _batch(folder, "test_batch", 1), 10, note))
 
 
@@ -164,34 +175,54 @@ def _batch(folder: Path, name: str, labels: int) -> Split:
     return Split(rows[:, labels:].unflatten(1, (3, _SIDE, _SIDE)), rows[:, labels - 1].long())
 
 
-class _Arrays(pickle.Unpickler):
-    """Arrays, lists, numbers and strings; anything else could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _SAFE:
-            raise DataProblem(f"a batch of images holds no {module}.{name}; it was not read")
-        return super().find_class(module, name)
-
-
 def _pickled(path: Path, labels: str) -> Split:
     try:
-        found = _Arrays(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-        data, marks = found["data"], found[labels]
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError) as problem:
+        found = pickled.read(path.read_bytes())
+        data, marks = (_value(found, key) for key in ("data", labels))
+    except pickled.BROKEN as problem:
         size = path.stat().st_size
         raise DataProblem(f"{path} ({size} bytes) is not a batch of CIFAR: {problem}") from problem
-    images = torch.from_numpy(np.asarray(data, np.uint8).copy()).reshape(-1, 3, _SIDE, _SIDE)
-    return Split(images, torch.tensor(marks, dtype=torch.int64))
+    sizes: tuple[int, ...] = getattr(data, "shape", ())
+    kind = getattr(data, "dtype", type(data).__name__)
+    if kind != np.uint8 or len(sizes) != 2 or sizes[1] != 3 * _SIDE**2:
+        raise DataProblem(f"{path}: its data is {kind} {sizes}, expected uint8 (n, {3 * _SIDE**2})")
+    known = _marks(marks, path, _CLASSES[labels])
+    if len(known) != len(data):
+        raise DataProblem(f"{path}: {len(data)} images but {len(known)} labels")
+    images = torch.from_numpy(data.copy()).reshape(-1, 3, _SIDE, _SIDE)
+    return Split(images, torch.tensor(known, dtype=torch.int64))
+
+
+def _value(found: Any, key: str) -> Any:
+    """Of a dictionary whose names are texts, or the bytes of Python 2."""
+    if not isinstance(found, dict):
+        raise TypeError(f"a {type(found).__name__}, expected a dictionary")
+    return found[key] if key in found else found[key.encode()]
+
+
+def _marks(marks: Any, path: Path, classes: int) -> list[int]:
+    if isinstance(marks, np.ndarray) and marks.ndim == 1:
+        marks = marks.tolist()
+    if not isinstance(marks, list):
+        raise DataProblem(f"{path}: its labels are a {type(marks).__name__}, expected a list")
+    for place, mark in enumerate(marks):
+        if type(mark) is not int or not 0 <= mark < classes:
+            short = type(mark) in (int, float) and abs(mark) < 1e6
+            raise DataProblem(
+                f"{path}: label {place} is {mark if short else f'a {type(mark).__name__}'}, "
+                f"expected a whole number from 0 to {classes - 1}"
+            )
+    return marks
 
 
 def _checked(data: ImageData) -> ImageData:
     for part, split in (("training", data.train), ("test", data.test)):
-        largest = int(split.labels.max()) if len(split) else -1
+        if not len(split):
+            raise DataProblem(f"{data.name}: the {part} part is empty")
+        largest = int(split.labels.max())
         if largest >= data.classes:
             raise DataProblem(
                 f"{data.name}: a label of the {part} part is {largest}, but there are "
                 f"{data.classes} classes"
             )
-        if not len(split):
-            raise DataProblem(f"{data.name}: the {part} part is empty")
     return data

@@ -91,6 +91,9 @@ def read_mobilenet(weights: Path) -> MobileNet:
         raise DataProblem(
             f"{path} does not hold MobileNetV2 by torchvision's names; wrong or missing: {problem}"
         ) from problem
+    odd = [name for name, x in network.weights.items() if not x.isfinite().all()]
+    if odd:
+        raise DataProblem(f"{path}: {odd[0]} is not finite, and {len(odd) - 1} more are not")
     return network
 
 
@@ -155,6 +158,10 @@ def _made(paths: Sequence[Path], network: MobileNet, advance: Advance | None) ->
         batch = torch.stack([prepared(pixels(path)) for path in paths[start : start + _BATCH]])
         with torch.no_grad():
             grids.append(network.grid(batch).permute(0, 2, 3, 1).half())
+        finite = grids[-1].isfinite().flatten(1).all(1)
+        if not finite.all():
+            path = paths[start + int(finite.long().argmin())]
+            raise DataProblem(f"{path}: its features are not finite in half precision")
         if advance is not None:
             advance(start + len(batch), len(paths))
     return torch.cat(grids)
@@ -164,9 +171,13 @@ def _recipe(paths: Sequence[Path], weights: Path) -> dict[str, Any]:
     """What the features depend on; another recipe makes them again."""
     return {
         "network": f"MobileNetV2 up to features.{LAST}, resized to {SIDE} x {SIDE}, bilinear",
-        "weights": hashlib.sha256(_file(weights).read_bytes()).hexdigest(),
-        "pictures": [[path.name, path.stat().st_size] for path in paths],
+        "weights": _digest(_file(weights).read_bytes()),
+        "pictures": [[path.name, _digest(path.read_bytes())] for path in paths],
     }
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _kept(cache: Path, recipe: dict[str, Any]) -> Tensor | None:
@@ -179,7 +190,9 @@ def _kept(cache: Path, recipe: dict[str, Any]) -> Tensor | None:
         return None
     if known != _signed(recipe, content):
         return None
-    return load(content)[_KEY]
+    features = load(content)[_KEY]
+    usable = features.dtype == torch.float16 and len(features) == len(recipe["pictures"])
+    return features if usable and bool(features.isfinite().all()) else None
 
 
 def _keep(cache: Path, recipe: dict[str, Any], features: Tensor) -> None:
@@ -194,4 +207,4 @@ def _keep(cache: Path, recipe: dict[str, Any], features: Tensor) -> None:
 
 def _signed(recipe: dict[str, Any], content: bytes) -> dict[str, Any]:
     """With a checksum of the features, by which a file that was cut short is noticed."""
-    return recipe | {"sha256": hashlib.sha256(content).hexdigest()}
+    return recipe | {"sha256": _digest(content)}

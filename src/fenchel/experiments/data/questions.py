@@ -79,6 +79,15 @@ class QuestionSplit:
     def __len__(self) -> int:
         return len(self.picture)
 
+    def first(self, count: int | None) -> QuestionSplit:
+        if count is None:
+            return self
+        picture, words = self.picture[:count], self.words[:count]
+        answers, worth = self.answers[:count], self.worth[:count]
+        regions = None if self.regions is None else self.regions[:count]
+        kinds = self.kinds[:count]
+        return QuestionSplit(self.pictures, picture, words, answers, worth, kinds, regions)
+
 
 @dataclass(frozen=True, eq=False)
 class QuestionData:

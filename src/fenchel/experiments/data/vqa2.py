@@ -6,23 +6,18 @@ The test parts need the evaluation server, so train2014 is trained on and val201
 from __future__ import annotations
 
 import json
-import math
-import os
 import re
-import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.experiments.data.easy import pixels
+from fenchel.experiments.data.grids import GridFiles, grid_files
 from fenchel.experiments.data.images import DataProblem
 from fenchel.experiments.data.questions import (
     KINDS,
@@ -32,7 +27,7 @@ from fenchel.experiments.data.questions import (
     vocabulary,
 )
 
-Array = np.ndarray[Any, Any]
+__all__ = ["GridFiles", "load_vqa2", "processed", "words_of"]
 
 _TRAIN, _TEST = "train2014", "val2014"
 _GET = "get it from visualqa.org/download.html"
@@ -95,28 +90,33 @@ def _commonest(given: Sequence[str], count: int) -> dict[str, int]:
 def _asked(folder: Path, part: str) -> list[_Asked]:
     asking = _found(folder, f"v2_OpenEnded_mscoco_{part}_questions.json")
     telling = _found(folder, f"v2_mscoco_{part}_annotations.json")
-    questions = {row["question_id"]: row for row in _rows(asking, "questions", _QUESTION)}
-    asked = []
-    for row in _rows(telling, "annotations", _ANNOTATION):
-        question = questions.pop(row["question_id"], None)
-        if question is None:
+    questions = _by_id(asking, "questions", _QUESTION)
+    annotations = _by_id(telling, "annotations", _ANNOTATION)
+    for number in annotations:
+        if number not in questions:
             raise DataProblem(
-                f"{telling} answers question {row['question_id']}, which {asking.name} does not "
-                "ask (or answers it twice): are both of the same part and version?"
+                f"{telling} answers question {number}, which {asking.name} does not ask: are both "
+                "of the same part and version?"
             )
-        asked.append(_joined(question, row, telling))
-    if questions:
+    open_ones = questions.keys() - annotations.keys()
+    if open_ones:
         raise DataProblem(
-            f"{telling} does not answer {len(questions)} questions of {asking.name}, such as "
-            f"{next(iter(questions))}: are both of the same part and version?"
+            f"{telling} does not answer {len(open_ones)} questions of {asking.name}, such as "
+            f"{min(open_ones)}: are both of the same part and version?"
         )
+    asked = [_joined(questions[number], row, telling) for number, row in annotations.items()]
     if not asked:
         raise DataProblem(f"{asking} has no question; {_GET}")
     return asked
 
 
-_QUESTION = {"question_id", "question", "image_id"}
-_ANNOTATION = {"question_id", "multiple_choice_answer", "answers", "answer_type"}
+_QUESTION = {"question_id": int, "question": str, "image_id": int}
+_ANNOTATION = {
+    "question_id": int,
+    "multiple_choice_answer": str,
+    "answers": list,
+    "answer_type": str,
+}
 
 
 def _found(folder: Path, name: str) -> Path:
@@ -126,20 +126,40 @@ def _found(folder: Path, name: str) -> Path:
     raise DataProblem(f"{folder} has no {name}, nor a folder in it; {_GET} and unzip it")
 
 
-def _rows(path: Path, key: str, fields: set[str]) -> list[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))[key]
-        for row in rows:
-            missing = fields - row.keys()
-            if missing:
+def _by_id(path: Path, key: str, fields: dict[str, type]) -> dict[int, dict[str, Any]]:
+    """The rows of a file by the number of their question, in their order."""
+    found: dict[int, dict[str, Any]] = {}
+    for place, row in enumerate(_rows(path, key)):
+        if not isinstance(row, dict):
+            raise DataProblem(f"{path}: {key} number {place} is no object; {_GET}")
+        for name, kind in fields.items():
+            if name not in row:
+                raise DataProblem(f"{path}: {key} number {place} has no {name}; {_GET}")
+            if type(row[name]) is not kind:
                 raise DataProblem(
-                    f"{path}: {key} number {rows.index(row)} has no {min(missing)}; {_GET}"
+                    f"{path}: {name} of {key} number {place} (question {_short(row)}) is a "
+                    f"{type(row[name]).__name__}, expected {kind.__name__}; {_GET}"
                 )
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        if row["question_id"] in found:
+            raise DataProblem(f"{path} has {key} with question_id {_short(row)} twice; {_GET}")
+        found[row["question_id"]] = row
+    return found
+
+
+def _short(row: dict[str, Any]) -> str:
+    number = row.get("question_id")
+    return str(number) if type(number) is int and abs(number) < 1 << 63 else "unknown"
+
+
+def _rows(path: Path, key: str) -> list[Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
         size = path.stat().st_size
         raise DataProblem(f"{path} ({size} bytes) is not JSON: {problem}; {_GET}") from problem
-    except (KeyError, TypeError, AttributeError) as problem:
-        raise DataProblem(f"{path} has no list {key!r} of objects: {problem!r}") from problem
+    rows = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(rows, list):
+        raise DataProblem(f"{path} has no list {key!r} of objects; {_GET}")
     return rows
 
 
@@ -152,11 +172,24 @@ def _joined(question: dict[str, Any], annotation: dict[str, Any], path: Path) ->
         )
     return _Asked(
         words_of(question["question"]),
-        int(question["image_id"]),
+        question["image_id"],
         processed(annotation["multiple_choice_answer"]),
-        [processed(given["answer"]) for given in annotation["answers"]],
+        [processed(text) for text in _given(annotation, path)],
         KINDS.index(kind),
     )
+
+
+def _given(annotation: dict[str, Any], path: Path) -> list[str]:
+    """What each annotator answered."""
+    rows = annotation["answers"]
+    given = [row["answer"] for row in rows if isinstance(row, dict) and "answer" in row]
+    texts = [text for text in given if isinstance(text, str)]
+    if not texts or len(texts) != len(rows):
+        raise DataProblem(
+            f"{path}: answers of question {_short(annotation)} must be objects with a text "
+            f"'answer', at least one; {_GET}"
+        )
+    return texts
 
 
 # ---- words
@@ -224,157 +257,3 @@ def _note(parts: tuple[QuestionSplit, QuestionSplit], every: int, answers: int) 
         f"questions have, so that {100 * best:.1f} % can be reached; an answer of n annotators is "
         f"worth min(1, n / {_ENOUGH}); contractions are not restored in answers"
     )
-
-
-# ---- features
-
-
-class _Source(Protocol):
-    """Where the features of one part lie, by the number of the image."""
-
-    def named(self, image: int) -> str: ...
-
-    def missing(self, images: Sequence[int]) -> list[int]: ...
-
-    def read(self, images: Sequence[int]) -> Iterator[Array]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class GridFiles:
-    """Pictures whose features stay on the disk. images: their numbers. shape: (height, width,
-    channels) of each. photos: where their JPEGs would be, to be shown."""
-
-    source: _Source
-    images: Sequence[int]
-    shape: tuple[int, ...]
-    photos: Path
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def gathered(self, places: Tensor) -> Tensor:
-        """A picture that is asked for twice is read once."""
-        once, again = torch.unique(places, return_inverse=True)
-        wanted = [self.images[place] for place in once.tolist()]
-        grids = np.empty((len(wanted), *self.shape), np.float32)
-        for row, (image, stored) in enumerate(zip(wanted, self.source.read(wanted), strict=True)):
-            grids[row] = _as_grid(stored, self.source.named(image), self.shape)
-        return torch.from_numpy(grids)[again]
-
-    def shown(self, place: int) -> Array | None:
-        path = self.photos / f"{_stem(self.photos.name, self.images[place])}.jpg"
-        return pixels(path) if path.is_file() else None
-
-
-def grid_files(
-    folder: Path, part: str, images: Sequence[int], shape: tuple[int, ...] | None = None
-) -> GridFiles:
-    """Features of one part, in folder/features or in folder itself: part.h5 with a dataset for
-    each number of an image, or part/COCO_part_000000000009.npz with an array x.
-
-    Each is (height, width, channels), (channels, height, width) or (height * width, channels) of a
-    square grid. shape: what (height, width, channels) must be; None: as the first one has it.
-    """
-    source = _source(folder, part)
-    missing = source.missing(images)
-    if missing:
-        raise DataProblem(
-            f"there is no {source.named(missing[0])}: {len(missing)} of the {len(images)} images "
-            f"of {part} have no features, such as {missing[0]}"
-        )
-    first = _as_grid(next(source.read(images[:1])), source.named(images[0]), shape)
-    photos = folder / "images" / part
-    return GridFiles(source, images, first.shape, photos if photos.is_dir() else folder / part)
-
-
-def _source(folder: Path, part: str) -> _Source:
-    for where in (folder / "features", folder):
-        if (where / f"{part}.h5").is_file():
-            return _Hdf5(where / f"{part}.h5")
-        if next((where / part).glob("*.npz"), None) is not None:
-            return _Npz(where / part)
-    raise DataProblem(
-        f"{folder} has no features of {part}: looked for features/{part}.h5, "
-        f"features/{part}/{_stem(part, 9)}.npz, and the same without features/"
-    )
-
-
-def _stem(part: str, image: int) -> str:
-    return f"COCO_{part}_{image:012d}"
-
-
-def _as_grid(stored: Array, name: str, shape: tuple[int, ...] | None) -> Array:
-    """(height, width, channels) of a square grid, whichever way it is stored."""
-    sizes = stored.shape
-    if len(sizes) == 2 and math.isqrt(sizes[0]) ** 2 == sizes[0]:
-        side = math.isqrt(sizes[0])
-        stored = stored.reshape(side, side, sizes[1])  # (cells, channels)
-    elif len(sizes) == 3 and sizes[0] != sizes[1] and sizes[1] == sizes[2]:
-        stored = stored.transpose(1, 2, 0)  # (channels, height, width)
-    if stored.ndim != 3 or stored.shape[0] != stored.shape[1]:
-        raise DataProblem(
-            f"{name} has the shape {sizes}, expected a square grid such as (14, 14, 2048), "
-            "(2048, 14, 14) or (196, 2048); features of boxes are not a grid"
-        )
-    if shape is not None and stored.shape != shape:
-        raise DataProblem(f"{name} is a grid of {stored.shape}, but the first one is of {shape}")
-    return stored
-
-
-_BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
-
-
-@dataclass(frozen=True)
-class _Npz:
-    """A file for each image."""
-
-    folder: Path
-
-    def named(self, image: int) -> str:
-        return str(self.folder / f"{_stem(self.folder.name, image)}.npz")
-
-    def missing(self, images: Sequence[int]) -> list[int]:
-        there = {entry.name for entry in os.scandir(self.folder)}
-        return [image for image in images if Path(self.named(image)).name not in there]
-
-    def read(self, images: Sequence[int]) -> Iterator[Array]:
-        for image in images:
-            path = self.named(image)
-            try:
-                with open(path, "rb") as raw, np.load(raw) as file:
-                    stored = file["x"]
-            except _BROKEN as problem:
-                raise DataProblem(
-                    f"{path} does not give the array x of image {image}: {problem}; make it again"
-                ) from problem
-            yield stored
-
-
-@dataclass(frozen=True)
-class _Hdf5:
-    """One file, opened anew for each batch: handles do not survive a fork."""
-
-    path: Path
-
-    def named(self, image: int) -> str:
-        return f"{self.path}, dataset {image}"
-
-    def missing(self, images: Sequence[int]) -> list[int]:
-        with self._opened() as file:
-            return [image for image in images if str(image) not in file]
-
-    def read(self, images: Sequence[int]) -> Iterator[Array]:
-        with self._opened() as file:
-            for image in images:
-                yield np.asarray(file[str(image)])
-
-    def _opened(self) -> Any:
-        try:
-            return import_module("h5py").File(self.path, "r")
-        except ImportError as problem:
-            raise DataProblem(
-                f"reading {self.path} needs h5py: `pip install h5py`, or give an .npz an image"
-            ) from problem
-        except OSError as problem:
-            size = self.path.stat().st_size
-            raise DataProblem(f"{self.path} ({size} bytes) is not HDF5: {problem}") from problem

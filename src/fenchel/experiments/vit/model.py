@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import fenchel.nn as fnn
-from fenchel.experiments.layers import Dropout, FeedForward
+from fenchel._numerics import check_whole
+from fenchel.experiments.layers import Dropout, FeedForward, check_dropout
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
 
 ATTENTIONS = ("softmax", "entmax", "sparsemax", "transport", "continuous")
@@ -31,6 +32,11 @@ class Size:
     heads: int
     patch: int = 4
     dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("width", "inner", "layers", "heads", "patch"):
+            check_whole(getattr(self, name), name, 1)
+        check_dropout(self.dropout)
 
 
 class Layer(nn.Module):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
+from fenchel.experiments.data.digest import of_images
 from fenchel.experiments.data.images import ImageData, load_images
 from fenchel.experiments.data.toy import load_toy
 from fenchel.experiments.loop import Training
@@ -86,15 +89,24 @@ def jobs(
     for attention in attentions:  # a misspelt one is told before the first run, not after it
         check_attention(attention)
     chosen = own.rates[: None if data.name == own.searched else 1]
+    digest = of_images(data)
     return [
-        job(preset, data, attention, seed, rate)
+        job(preset, data, attention, seed, rate, digest)
         for rate in rates or chosen
         for seed in range(seeds)
         for attention in attentions
     ]
 
 
-def job(preset: str, data: ImageData, attention: str, seed: int, rate: float) -> Job:
+def job(
+    preset: str,
+    data: ImageData,
+    attention: str,
+    seed: int,
+    rate: float,
+    digest: str | None = None,
+) -> Job:
+    """digest: of the data, where it is known already."""
     own = PRESETS[preset]
     epoch = len(data.train) // own.batch
     training = Training(
@@ -102,7 +114,7 @@ def job(preset: str, data: ImageData, attention: str, seed: int, rate: float) ->
         batch=own.batch,
         rate=rate,
         warmup=own.warmup,
-        precision=own.precision,
+        precision=own.precision if torch.cuda.is_available() else "no",  # a CPU may lack it
         evaluate_every=epoch,
         save_every=max(1, min(500, epoch)),
         seed=seed,
@@ -110,10 +122,12 @@ def job(preset: str, data: ImageData, attention: str, seed: int, rate: float) ->
     sharing = _SHARING if attention == "transport" else 0.0
     config = {"attention": attention, "size": asdict(own.size), "sharing": sharing}
     config |= {"threads": own.threads, "images": [len(data.train), len(data.test)]}
+    config["data_digest"] = of_images(data) if digest is None else digest
     variant = attention if rate == own.rates[0] else f"{attention}-rate-{rate:g}"
     return Job(STUDY, preset, data.name, variant, config, training)
 
 
 def study(job: Job, data: ImageData) -> VitStudy:
     config = job.config
+    data = replace(data, test=data.test.first(config.get("tested")))
     return VitStudy(data, Size(**config["size"]), config["attention"], config["sharing"])

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fenchel._numerics import check_whole
 from fenchel.experiments.data.images import ImageData, Split
-from fenchel.experiments.loop import Batch
+from fenchel.experiments.loop import Batch, finite
 from fenchel.experiments.vit.model import Size, VisionTransformer
 
 _AT_ONCE = 500  # images of an evaluation
@@ -37,6 +38,7 @@ class VitStudy:
     def __post_init__(self) -> None:
         if not 0 <= self.sharing <= 1:
             raise ValueError(f"sharing must lie in [0, 1], got {self.sharing}")
+        check_whole(self.held, "held", 0)
         images, labels = self.data.train.images, self.data.train.labels
         keep = len(labels) - self.held
         if keep < 2:
@@ -73,6 +75,11 @@ class VitStudy:
         return found
 
     def gathered(self, examples: Sequence[int], generator: torch.Generator) -> Batch:
+        if self.sharing and len(examples) % 2:
+            raise ValueError(
+                f"images are shared by pairs, but {len(examples)} come to a process: give a batch "
+                "that is a multiple of twice the number of processes"
+            )
         places = torch.tensor(examples)
         shared = torch.rand((), generator=generator) < self.sharing
         return {
@@ -105,7 +112,7 @@ class VitStudy:
         right = 0
         for start in range(0, len(split), _AT_ONCE):
             images = self._scaled(split.images[start : start + _AT_ONCE]).to(device)
-            chosen = model(images).argmax(-1).cpu()
+            chosen = finite(model(images)).argmax(-1).cpu()
             right += int((chosen == split.labels[start : start + _AT_ONCE]).sum())
         return right / len(split)
 

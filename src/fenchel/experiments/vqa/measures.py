@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fenchel.continuous import Mixture
 from fenchel.experiments.data.questions import KINDS, QuestionSplit
+from fenchel.experiments.loop import finite
 from fenchel.experiments.vqa.reading import masses, plane
 from fenchel.regularizers import Shannon
 
@@ -42,13 +43,16 @@ def agreement(study: Any, model: nn.Module) -> dict[str, float] | None:
         inside.append((looked * regions).sum((1, 2)))
         area.append(regions.mean((1, 2)))
         hit.append(_hits(looked, regions))
+    if not inside:
+        return None
     found = {"mass": inside, "area": area, "hit": hit}
     return {name: float(torch.cat(parts).double().mean()) for name, parts in found.items()}
 
 
 def _maps(model: nn.Module, batch: dict[str, Tensor], side: int) -> Tensor:
     attention = model(batch["words"], batch["pictures"], batch["which"]).attention
-    return masses(attention, model.shapes.grid, side).float().cpu()  # type: ignore[arg-type, union-attr]
+    maps = masses(attention, model.shapes.grid, side)  # type: ignore[arg-type, union-attr]
+    return finite(maps, "weights of attention").float().cpu()
 
 
 def _hits(looked: Tensor, regions: Tensor) -> Tensor:
@@ -88,7 +92,7 @@ def _selected(study: Any, model: nn.Module) -> dict[str, Any]:
         answered = model(batch["words"], batch["pictures"], batch["which"])
         assert isinstance(answered.attention, Mixture)
         counts += torch.bincount(answered.attention.modes.cpu().flatten(), minlength=len(counts))
-        right = batch["answers"] == answered.scores.argmax(-1, keepdim=True)
+        right = batch["answers"] == finite(answered.scores).argmax(-1, keepdim=True)
         worth[places] = (right * batch["worth"]).sum(-1).double().cpu()
     shares = (counts[1:] / counts.sum()).tolist()
     return {"scores": study.by_kind(worth), "modes": [round(share, 5) for share in shares]}
@@ -109,12 +113,12 @@ def looks(study: Any, model: nn.Module) -> list[dict[str, Any]]:
     batch = study.batch(split, torch.tensor(chosen))
     device = next(model.parameters()).device
     answered = model(*(batch[name].to(device) for name in ("words", "pictures", "which")))
-    answers = answered.scores.argmax(-1).cpu()
+    answers = finite(answered.scores).argmax(-1).cpu()
     worth = ((batch["answers"] == answers.unsqueeze(-1)) * batch["worth"]).sum(-1)
     maps: Sequence[str | None] = [None] * len(chosen)
     if answered.attention is not None:
         shares = masses(answered.attention, model.shapes.grid, _MAP)  # type: ignore[arg-type, union-attr]
-        maps = [packed(share) for share in shares]
+        maps = [packed(share) for share in finite(shares, "weights of attention")]
     return [
         {
             "question": question,

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fenchel._numerics import check_whole
 from fenchel.continuous import Density, Mixture, cell_centers
-from fenchel.experiments.layers import Attending, Dropout, FeedForward
+from fenchel.experiments.layers import Attending, Dropout, FeedForward, check_dropout
 from fenchel.experiments.vqa.reading import BLIND, Reading
 
 _STRIDES = (2, 2, 2)  # of the convolutions that halve
@@ -24,7 +25,8 @@ _STRIDES = (2, 2, 2)  # of the convolutions that halve
 class Size:
     """words: width of their embedding. width: of the network; inner: of its feed-forward layers;
     flat: of what scores cells and words; fused: where question and picture meet. halvings: of the
-    sides of a picture, from pixels to cells."""
+    sides of a picture, from pixels to cells. head: width of a layer between there and the answers;
+    None: none, as in the thesis."""
 
     words: int
     width: int
@@ -35,6 +37,14 @@ class Size:
     fused: int
     dropout: float = 0.1
     halvings: int = 3
+    head: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("words", "width", "inner", "layers", "heads", "flat", "fused", "halvings"):
+            check_whole(getattr(self, name), name, 1)
+        if self.head is not None:
+            check_whole(self.head, "head", 1)
+        check_dropout(self.dropout)
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ class CoAttention(nn.Module):
         if not self.blind:
             self._see(size, shapes, attention)
         self.fused_norm = nn.LayerNorm(size.fused)
-        self.answer = nn.Linear(size.fused, shapes.answers)
+        self.answer = _answers(size, shapes.answers)
 
     def _see(self, size: Size, shapes: Shapes, attention: str) -> None:
         self.seeing = Seeing(size.width, size.halvings) if shapes.channels is None else None
@@ -161,6 +171,13 @@ class CoAttention(nn.Module):
             cells = unit.guided_by(cells, guide, None if number else which)
         normed: Tensor = self.picture_norm(cells)
         return normed
+
+
+def _answers(size: Size, count: int) -> nn.Module:
+    if size.head is None:
+        return nn.Linear(size.fused, count)
+    first, second = nn.Linear(size.fused, size.head), nn.Linear(size.head, count)
+    return nn.Sequential(first, nn.GELU(), second)
 
 
 def _waves(rows: int, columns: int) -> Tensor:

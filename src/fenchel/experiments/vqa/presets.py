@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
+from fenchel.experiments.data.digest import of_questions
 from fenchel.experiments.data.images import DataProblem
 from fenchel.experiments.data.questions import QuestionData
 from fenchel.experiments.loop import Training
@@ -68,7 +71,9 @@ PRESETS = {
     "cpu": Preset(
         {
             "shapes": Course(_SMALL, 6, 128, 2e-3, (36, 16), together=7),
-            "easy": Course(_SMALL, 8, 128, 2e-3, (36, 16), together=8),
+            "easy": Course(
+                replace(_SMALL, halvings=4, head=128), 14, 128, 2e-3, (9, 4), together=4
+            ),
             "daquar": Course(replace(_SMALL, dropout=0.1), 8, 64, 1e-3, (100, 49)),
         },
         seeds=3,
@@ -122,12 +127,31 @@ def _tiny() -> QuestionData:
 
 def jobs(preset: str, data: QuestionData, attentions: Sequence[str], seeds: int) -> list[Job]:
     """By seed, then by attention, so that a queue that is stopped leaves whole comparisons."""
-    for attention in attentions:  # a misspelt one is told before the first run, not after it
-        plane(attention)
-    return [job(preset, data, attention, seed) for seed in range(seeds) for attention in attentions]
+    _check_attentions(attentions, data, PRESETS[preset].courses[data.name].size)
+    digest = of_questions(data)
+    return [
+        job(preset, data, attention, seed, digest)
+        for seed in range(seeds)
+        for attention in attentions
+    ]
 
 
-def job(preset: str, data: QuestionData, attention: str, seed: int) -> Job:
+def _check_attentions(attentions: Sequence[str], data: QuestionData, size: Size) -> None:
+    """What cannot be is told before the first run, not after it."""
+    most = max((own.modes for own in map(plane, attentions) if own is not None), default=1)
+    if most > 1:
+        rows, columns = VqaStudy(data, size, attentions[0]).shapes().grid
+        if most > rows * columns:
+            raise ValueError(
+                f"{most} modes are more than the {rows * columns} cells of a picture of "
+                f"{data.name}; give K <= {rows * columns} in K-mca-N"
+            )
+
+
+def job(
+    preset: str, data: QuestionData, attention: str, seed: int, digest: str | None = None
+) -> Job:
+    """digest: of the data, where it is known already."""
     own = PRESETS[preset]
     course = own.courses[data.name]
     epoch = max(1, len(data.train) // course.batch)
@@ -137,18 +161,20 @@ def job(preset: str, data: QuestionData, attention: str, seed: int) -> Job:
         rate=course.rate,
         warmup=course.warmup,
         weight_decay=course.weight_decay,
-        precision=own.precision,
+        precision=own.precision if torch.cuda.is_available() else "no",  # a CPU may lack it
         evaluate_every=max(1, epoch * course.epochs // 5),
         save_every=max(1, min(200, epoch * course.epochs // 5)),
         seed=seed,
     )
     config = {"attention": attention, "size": asdict(course.size), "together": course.together}
     config |= {"several": course.several, "threads": own.threads, "note": data.note}
+    config["data_digest"] = of_questions(data) if digest is None else digest
     return Job(STUDY, preset, data.name, attention, config, training)
 
 
 def study(job: Job, data: QuestionData) -> VqaStudy:
     config = job.config
+    data = replace(data, test=data.test.first(config.get("tested")))
     size = Size(**config["size"])
     return VqaStudy(
         data,

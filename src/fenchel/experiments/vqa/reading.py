@@ -3,6 +3,7 @@ CLAIMS F-S6.2, F-Tab6.2, F-Tab6.3"""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -49,10 +50,24 @@ def plane(attention: str) -> Plane | None:
     found = _CONTINUOUS.fullmatch(attention)
     if found is None:
         raise ValueError(f"attention must be of {KNOWN}, got {attention!r}")
-    family, functions, modes, functions_of_modes = found.groups()
-    if modes is not None:
-        return Plane(Shannon(), int(functions_of_modes), int(modes))
-    return Plane(Tsallis(2.0) if family == "sparsemax" else Shannon(), int(functions), 1)
+    family, count, modes, count_of_modes = found.groups()
+    own = int(modes or 1), int(count or count_of_modes)
+    _check_spelling(attention, family or "softmax", *own)
+    return Plane(Tsallis(2.0) if family == "sparsemax" else Shannon(), own[1], own[0])
+
+
+def _check_spelling(attention: str, family: str, modes: int, functions: int) -> None:
+    """One name for one attention: a run is stored under it."""
+    if modes < 1:
+        raise ValueError(f"modes must be >= 1, got {modes} in {attention!r}")
+    if functions < 1 or math.isqrt(functions) ** 2 != functions:
+        raise ValueError(
+            f"functions stand in a square: N must be 1, 4, 9, 16, …, got {functions} in "
+            f"{attention!r}"
+        )
+    right = f"{modes}-mca-{functions}" if modes > 1 else f"continuous-{family}-{functions}"
+    if attention != right:
+        raise ValueError(f"attention {attention!r} is spelt {right!r}")
 
 
 class Reading(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel.experiments.data.questions import KINDS, QuestionData, QuestionSplit
-from fenchel.experiments.loop import Batch
+from fenchel.experiments.loop import Batch, finite
 from fenchel.experiments.vqa.measures import agreement, looks, selection
 from fenchel.experiments.vqa.model import CoAttention, Shapes, Size
 
@@ -103,8 +103,8 @@ class VqaStudy:
         split = self.data.test
         found = torch.empty(len(split), dtype=torch.float64)
         for places, batch in self.evaluated(split, next(model.parameters()).device):
-            answer = model(batch["words"], batch["pictures"], batch["which"]).scores.argmax(-1)
-            right = batch["answers"] == answer.unsqueeze(-1)
+            scores = model(batch["words"], batch["pictures"], batch["which"]).scores
+            right = batch["answers"] == finite(scores).argmax(-1, keepdim=True)
             found[places] = (right * batch["worth"]).sum(-1).double().cpu()
         return found
 

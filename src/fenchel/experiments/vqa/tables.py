@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from fenchel.bench.tables import Listing
@@ -17,9 +18,15 @@ from fenchel.experiments.tables import (
     difference,
 )
 from fenchel.experiments.vqa.measures import MOST_MODES, PENALTIES
-from fenchel.experiments.vqa.reading import BLIND, plane
+from fenchel.experiments.vqa.reading import BLIND, Plane
+from fenchel.experiments.vqa.reading import plane as known_plane
 
 _COLUMNS = (*KINDS, "accuracy")
+_EQUAL = 1e-12  # an interval below this is none: all differences are equal but for rounding
+_TOO_FEW = (
+    "Nothing can be said yet: it takes three seeds with both sides of a comparison, whose "
+    "differences are not all equal."
+)
 _HEADER = ("yes/no", "number", "other", "overall")
 _DISCRETE = {
     BLIND: "question only",
@@ -51,10 +58,18 @@ def of_data(documents: Sequence[Document], name: str) -> list[Listing]:
     return [listing for listing in found if listing.rows]
 
 
+def plane(attention: str) -> Plane | None:
+    """None also for one that is not known, which is shown under its own name."""
+    try:
+        return known_plane(attention)
+    except ValueError:
+        return None
+
+
 def label(attention: str) -> str:
     own = plane(attention)
     if own is None:
-        return _DISCRETE[attention]
+        return _DISCRETE.get(attention, attention)
     if own.modes > 1:
         return f"{own.modes}-MCA"
     family = attention.split("-")[1]
@@ -62,12 +77,14 @@ def label(attention: str) -> str:
 
 
 def attentions(documents: Sequence[Document]) -> list[str]:
-    """Those that are there: discrete, one mode, several; more functions first."""
+    """Those that are there: discrete, one mode, several; more functions first. Then the unknown."""
 
-    def place(attention: str) -> tuple[int, str, int]:
+    def place(attention: str) -> tuple[float, str, int]:
         own = plane(attention)
         if own is None:
-            return (list(_DISCRETE).index(attention) - len(_DISCRETE), "", 0)
+            known = attention in _DISCRETE
+            order = list(_DISCRETE).index(attention) - len(_DISCRETE) if known else math.inf
+            return (order, attention, 0)
         return (own.modes, attention.rsplit("-", 1)[0], -own.functions)
 
     return sorted({document["settings"]["attention"] for document in documents}, key=place)
@@ -191,7 +208,7 @@ def verdicts(documents: Sequence[Document], data: str) -> list[str]:
     own = [document for document in documents if document["settings"]["data"] == data]
     said = [_one_mode(own), _several_modes(own), _penalties(own), _sight(own)]
     if not any(said[:2]):
-        said.insert(0, "Nothing can be said yet: no two seeds have both sides of a comparison.")
+        said.insert(0, _TOO_FEW)
     return [sentence for sentence in said if sentence]
 
 
@@ -200,11 +217,13 @@ def verdict(documents: Sequence[Document], data: str) -> str:
 
 
 def _compared(documents: Sequence[Document], own: str, base: str) -> Estimate | None:
-    """Their difference in accuracy, where seeds enough tell its interval."""
+    """Their difference in accuracy, where seeds enough, not all alike, tell its interval."""
     every = score("accuracy")
     pair = (by_seed(documents, every, attention=attention) for attention in (own, base))
     found = paired(*pair)
-    return None if found is None or found.half is None else found
+    if found is None or found.half is None or found.count < 3 or found.half < _EQUAL:
+        return None
+    return found
 
 
 def _way(found: Estimate) -> str:
@@ -276,7 +295,8 @@ def _penalties(documents: Sequence[Document]) -> str:
         shares = [by_seed(documents, _share(p, 0), attention=attention) for p in penalties]
         if shares[0]:
             means = [estimate(list(share.values())).mean for share in shares]
-            how = "held" if means == sorted(means) else "did not hold"
+            more = means == sorted(means) and means[-1] > means[0]
+            how = "held" if more else "did not show"
             one = ", ".join(f"{100 * mean:.1f}" for mean in means)
             return (
                 f"That a larger λ chooses K* = 1 more often {how} here: for {one} % of the "

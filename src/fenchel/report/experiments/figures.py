@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fenchel._files import write_whole
 from fenchel.experiments.data.images import DataProblem
 from fenchel.experiments.data.questions import QuestionData
 from fenchel.experiments.tables import Document
 from fenchel.report.experiments import learning, maps
-from fenchel.report.experiments.page import PRESETS, SHAPES_PICTURE, has_looks, stored, whole
-from fenchel.report.experiments.studies import PARTS, TITLES, VQA, Part
+from fenchel.report.experiments.page import PRESETS, SHAPES_PICTURE, page_text, stored, whole
+from fenchel.report.experiments.studies import PARTS, VQA, Part, title
 
 Load = Callable[[str], QuestionData]
 Say = Callable[[str], object]
 _MOST = 300_000  # bytes of the picture that is kept with the documents
+
+
+def publish(results: Path, page: Path, folder: Path, load: Load, say: Say = print) -> list[Path]:
+    """The page, the picture beside it, and into the folder the others; see `save_figures`.
+
+    The picture comes first: where it cannot be drawn, no page is left that points to it.
+    """
+    text = page_text(results)
+    beside = save_shapes_picture(results, page, load)
+    write_whole(page, text.encode())
+    made = [page] if beside is None else [page, beside]
+    return [*made, *save_figures(results, folder, load, say)]
 
 
 def save_figures(results: Path, folder: Path, load: Load, say: Say = print) -> list[Path]:
@@ -30,10 +44,15 @@ def save_figures(results: Path, folder: Path, load: Load, say: Say = print) -> l
             for data in dict.fromkeys(document["settings"]["data"] for document in documents):
                 own = [one for one in documents if one["settings"]["data"] == data]
                 made.append(_curves(part, preset, own, folder))
-                if has_looks(own):
-                    path = folder / f"maps-{data}{_ending(preset)}.png"
+                if maps.has_rows(own, compact=False):
+                    path = folder / f"maps-{_file_name(data)}{_ending(preset)}.png"
                     made += _maps(own, data, path, load, say)
     return made
+
+
+def _file_name(data: str) -> str:
+    """Inside the folder, whatever a run calls its data."""
+    return re.sub(r"[^\w.-]+", "-", data)
 
 
 def _ending(preset: str) -> str:
@@ -42,16 +61,16 @@ def _ending(preset: str) -> str:
 
 def _curves(part: Part, preset: str, documents: Sequence[Document], folder: Path) -> Path:
     data = documents[0]["settings"]["data"]
-    title = f"{TITLES[data]}, preset {preset}: mean over seeds"
-    path = folder / f"curves-{part.study}-{data}{_ending(preset)}.svg"
-    return learning.picture(documents, part.names(documents), part.score, title, path)
+    heading = f"{title(data)}, preset {preset}: mean over seeds"
+    path = folder / f"curves-{part.study}-{_file_name(data)}{_ending(preset)}.svg"
+    return learning.picture(documents, part.names(documents), part.score, heading, path)
 
 
 def _maps(documents: Sequence[Document], data: str, path: Path, load: Load, say: Say) -> list[Path]:
     try:
         rows = maps.examples(documents, load(data), compact=False)
     except (DataProblem, ValueError) as problem:
-        say(f"no maps of {TITLES[data]}: {problem}")
+        say(f"no maps of {title(data)}: {problem}")
         return []
     return [maps.save(rows, path)]
 
@@ -59,7 +78,7 @@ def _maps(documents: Sequence[Document], data: str, path: Path, load: Load, say:
 def save_shapes_picture(results: Path, page: Path, load: Load) -> Path | None:
     """The picture that stands on the page, beside it; one that is up to date is left alone."""
     documents = shapes_documents(results)
-    if not has_looks(documents):
+    if not maps.has_rows(documents, compact=True):
         return None
     path = page.with_name(SHAPES_PICTURE)
     mark = maps.mark_of(documents, compact=True)

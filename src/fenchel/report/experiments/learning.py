@@ -23,7 +23,7 @@ Curve = dict[int, float]  # by the number of the step
 def mean_curve(documents: Sequence[Document], attention: str, what: str) -> Curve:
     """Over the runs of an attention, at each step at which all of them were evaluated."""
     curves = [
-        {int(point["step"]): float(point[what]) for point in document["curve"]}
+        {int(point["step"]): float(point[what]) for point in document["curve"] if what in point}
         for document in documents
         if document["settings"]["variant"] == attention
     ]

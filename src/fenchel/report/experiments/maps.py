@@ -22,8 +22,7 @@ from fenchel._files import write_whole
 from fenchel.experiments.data.questions import KINDS, QuestionData
 from fenchel.experiments.tables import Document
 from fenchel.experiments.vqa.measures import unpacked
-from fenchel.experiments.vqa.reading import plane
-from fenchel.experiments.vqa.tables import names
+from fenchel.experiments.vqa.tables import names, plane
 from fenchel.report import draw, overlay
 from fenchel.report.layers import Layer, Numbers
 
@@ -124,12 +123,24 @@ def _rules(looks: Seen) -> dict[str, Callable[[int], bool]]:
     return rules
 
 
+def has_rows(documents: Sequence[Document], *, compact: bool) -> bool:
+    """Whether `examples` finds any: some network looked, and one of the rules applies."""
+    looks = seen(documents, compact)
+    rules = _rules(looks).values()
+    return any(applies(question) for question in _common(looks) for applies in rules)
+
+
+def _common(looks: Seen) -> list[int]:
+    """The questions of which every attention has a map."""
+    first, *others = looks.values() if looks else [{}]
+    return [question for question in first if all(question in own for own in others)]
+
+
 def examples(documents: Sequence[Document], data: QuestionData, *, compact: bool) -> list[Example]:
     """The rows of the figure; documents: of this data set."""
     _check(documents, data)
     looks = seen(documents, compact)
-    asked = next(iter(looks.values()), {})
-    kinds = {question: int(data.test.kinds[question]) for question in asked}
+    kinds = {question: int(data.test.kinds[question]) for question in _common(looks)}
     called = names(documents)
     made = []
     for question, why in chosen(looks, kinds).items():
@@ -288,11 +299,13 @@ def mark_of(documents: Sequence[Document], *, compact: bool) -> str:
 
 
 def mark_in(path: Path) -> str | None:
-    """Of a picture that is there."""
+    """Of a picture that is there and whole."""
     from PIL import Image
 
-    if not path.is_file():
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            found = picture.info.get("looks")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # none, or damaged
         return None
-    with Image.open(path) as picture:
-        found = picture.info.get("looks")
     return None if found is None else str(found)

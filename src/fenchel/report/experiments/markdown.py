@@ -12,8 +12,19 @@ _WIDE = 76  # letters of a line that every page shows whole
 
 
 def plain(text: str) -> str:
-    """Words that stay words: signs that Markdown would read are escaped."""
-    return re.sub(r"([\\`*_|<\[])", r"\\\1", text)
+    """Words that stay words, on one line: signs that Markdown or HTML would read are escaped.
+
+    Those of a list, a heading or a box count at the start alone.
+    """
+    line = " ".join(text.splitlines()).strip()
+    line = re.sub(r"([\\`*_{}|\[\]])", r"\\\1", line)
+    line = re.sub(r"^([#!]|[+-](?= |$)|-(?=-+$)|\d+(?=[.)] ))", _first, line)
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _first(found: re.Match[str]) -> str:
+    """A number of a list keeps its digits: the sign after it is what is read."""
+    return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
 
 
 def table(listing: Listing) -> str:
@@ -47,7 +58,7 @@ def _row(cells: Sequence[str]) -> str:
 def command(line: str) -> str:
     """Broken before an option where it is long."""
     lines = [""]
-    for word in re.split(r" (?=--)", line):
+    for word in re.split(r" (?=--)", " ".join(line.split())):
         if len(lines[-1]) + len(word) > _WIDE:
             lines.append("")
         lines[-1] += f" {word}"

@@ -92,13 +92,18 @@ _VQA_REMARKS = (
 )
 
 
+def title(data: str) -> str:
+    """A data set that is not known goes by its own name."""
+    return TITLES.get(data, data)
+
+
 def _vit_joint(documents: Sequence[Document]) -> list[Listing]:
     titled = [_titled(listing) for listing in vit_tables.listings(documents)[:-1]]  # costs: by set
     return [listing for listing in titled if listing.rows]
 
 
 def _titled(listing: Listing) -> Listing:
-    header = [TITLES.get(name, name) for name in listing.header]
+    header = [title(name) for name in listing.header]
     return Listing(listing.title, header, listing.rows)
 
 
@@ -107,8 +112,9 @@ def _vit_sets(preset: vit_presets.Preset) -> dict[str, tuple[str, ...]]:
 
 
 def _vit_names(documents: Sequence[Document]) -> dict[str, str]:
-    present = {document["settings"]["attention"] for document in documents}
-    return {name: label for name, label in vit_tables.NAMES.items() if name in present}
+    present = sorted({document["settings"]["attention"] for document in documents})
+    own = {name: label for name, label in vit_tables.NAMES.items() if name in present}
+    return own | {name: name for name in present if name not in own}
 
 
 def _vqa_sets(preset: vqa_presets.Preset) -> dict[str, tuple[str, ...]]:

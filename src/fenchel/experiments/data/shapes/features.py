@@ -3,6 +3,7 @@ place of the network trained on photographs that features of photographs come fr
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ CELL = 8  # pixels
 _GRID = SIDE // CELL
 _CHANNELS, _EPOCHS, _BATCH, _RATE = 48, 6, 64, 3e-3
 _RECIPE = f"{_CHANNELS} channels, {_EPOCHS} epochs"
+
+_PARTS = ("train", "test")
 
 Advance = Callable[[int, int], None]
 
@@ -161,23 +164,39 @@ def _facts(images: tuple[int, int], seed: int) -> dict[str, Any]:
 
 
 def _read(cache: Path, images: tuple[int, int], seed: int) -> dict[str, Any] | None:
-    """None where there is none, or another, or one that is cut."""
+    """None where there is none, or another, or one that is damaged."""
     try:
         facts = json.loads((cache / "shapes.json").read_text(encoding="utf-8"))
-        named = facts["named"]
-        if facts != {**_facts(images, seed), "named": named}:
+        content = (cache / "shapes.safetensors").read_bytes()
+        named = float(facts["named"])
+        if facts != {**_facts(images, seed), **_signed(named, content)}:
             return None
-        tensors = load((cache / "shapes.safetensors").read_bytes())
+        tensors = load(content)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return None
-    if [len(tensors.get(part, ())) for part in ("train", "test")] != list(images):
+    whole = tensors.keys() == set(_PARTS) and 0 <= named <= 1
+    if not whole or not all(_fits(tensors[p], n) for p, n in zip(_PARTS, images, strict=True)):
         return None
     return {**tensors, "named": named}
 
 
+def _fits(features: Tensor, count: int) -> bool:
+    shape = (count, _GRID, _GRID, _CHANNELS)
+    return (
+        features.shape == shape
+        and features.dtype == torch.float16
+        and bool(features.isfinite().all())
+    )
+
+
+def _signed(named: float, content: bytes) -> dict[str, Any]:
+    """With a checksum, by which tensors that were changed or cut are noticed."""
+    return {"named": named, "sha256": hashlib.sha256(content).hexdigest()}
+
+
 def _write(cache: Path, made: dict[str, Any], images: tuple[int, int], seed: int) -> None:
     cache.mkdir(parents=True, exist_ok=True)
-    tensors = {part: made[part].contiguous() for part in ("train", "test")}
-    write_whole(cache / "shapes.safetensors", save(tensors))
-    facts = {**_facts(images, seed), "named": made["named"]}
+    content = save({part: made[part].contiguous() for part in _PARTS})
+    write_whole(cache / "shapes.safetensors", content)
+    facts = {**_facts(images, seed), **_signed(made["named"], content)}
     write_whole(cache / "shapes.json", json.dumps(facts).encode())
