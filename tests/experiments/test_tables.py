@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fenchel.experiments.tables import read_results
+from fenchel.experiments.tables import over_seeds, read_results
 from fenchel.experiments.vit.tables import listings as vit_listings
 from fenchel.experiments.vqa.tables import listings as vqa_listings
 
@@ -92,8 +92,8 @@ def test_table_1_by_rate():
 
 def test_costs():
     rows = titled(vit_listings(image_runs()), "Cost")
-    assert rows[1] == ("ViT", "cifar-10", "2", "102,500", "1,200", "65", "3.2")
-    assert rows[-1] == ("ViT, entmax-1.5", "fashion-mnist", "1", "102,500", "1,200", "60", "3.2")
+    assert rows[1] == ("ViT", "cifar-10", "2", "102,500", "1,200", "65", "3.25")
+    assert rows[-1] == ("ViT, entmax-1.5", "fashion-mnist", "1", "102,500", "1,200", "60", "3.25")
     assert [row[0] for row in rows[3:]] == ["ViT", "OT-ViT", "ViT, entmax-1.5"]
 
 
@@ -315,3 +315,9 @@ def test_rates_differ_between_rows_only(tmp_path):
     seeds = [document("cifar-10", "softmax", 0, {}), document("cifar-10", "softmax", 1, {}, 3e-2)]
     with pytest.raises(ValueError, match=r"training\.rate was 0\.001, is 0\.03"):
         read_results(write(tmp_path / "seeds", *seeds))
+
+
+def test_one_seed_tells_no_interval():
+    runs = [{"settings": {"training": {"seed": seed}}} for seed in (0, 0, 1)]
+    assert over_seeds(runs[:2]) == "one seed"
+    assert over_seeds(runs) == "mean ± 95 % interval over seeds"

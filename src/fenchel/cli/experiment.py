@@ -237,7 +237,9 @@ class _Queue:
             told = "; ".join(self.failed)
             raise ArithmeticError(f"{len(self.failed)} of the runs failed. {told}")
         if self.main and not documents:
-            raise ValueError(f"no run of {study} {preset} is stored in {self.out}")
+            there = sorted(path.name for path in (self.out / study).glob("*") if path.is_dir())
+            others = f"; there are runs of {', '.join(there)}" if there else ""
+            raise ValueError(f"no run of {study} {preset} is stored in {self.out}{others}")
 
     def say(self, text: str) -> None:
         self.errors.print(Text(text))

@@ -91,6 +91,12 @@ def by_seed(
     return found
 
 
+def over_seeds(documents: Iterable[Document]) -> str:
+    """What a cell is; one seed tells no interval."""
+    seeds = {document["settings"]["training"]["seed"] for document in documents}
+    return "one seed" if len(seeds) == 1 else "mean ± 95 % interval over seeds"
+
+
 def cell(values: dict[int, float], percent: bool = True) -> str:
     return estimate(list(values.values())).text(percent) if values else NOTHING
 

@@ -288,6 +288,13 @@ def test_curves_are_means_over_seeds_where_all_were_evaluated() -> None:
 # ---- the command
 
 
+@pytest.mark.parametrize(("what", "kept"), [("accuracy", [40, 80, 123]), ("loss", [40, 80, 120])])
+def test_a_last_evaluation_soon_after_another(what: str, kept: list[int]) -> None:
+    assert learning._apart([40, 80, 120, 123], what) == kept
+    assert learning._apart([40, 80, 120], what) == [40, 80, 120]
+    assert learning._apart([40, 41], what) == [40, 41]
+
+
 def test_the_command_writes_page_and_curves_and_says_which_maps_it_cannot(tmp_path: Path) -> None:
     facts = {"looks": [look(0, 1.0)]}
     one = document("vqa", "daquar", "softmax", 0, 0.5, facts=facts)

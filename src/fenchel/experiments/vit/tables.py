@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fenchel.bench.tables import Listing
 from fenchel.experiments.statistics import paired
-from fenchel.experiments.tables import Document, against, by_seed, cell, cost
+from fenchel.experiments.tables import Document, against, by_seed, cell, cost, over_seeds
 
 NAMES = {
     "softmax": "ViT",
@@ -51,7 +51,7 @@ def by_data(documents: Sequence[Document]) -> Listing:
         (_name(a), *(cell(by_seed(documents, accuracy, attention=a, data=d)) for d in sets))
         for a in _present(documents, "attention", list(NAMES))
     ]
-    title = "Table 2: test accuracy in per cent, mean ± 95 % interval over seeds"
+    title = f"Table 2: test accuracy in per cent, {over_seeds(documents)}"
     return Listing(title, ("", *sets), rows)
 
 

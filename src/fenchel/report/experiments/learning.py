@@ -29,8 +29,15 @@ def mean_curve(documents: Sequence[Document], attention: str, what: str) -> Curv
     ]
     if not curves:
         return {}
-    common = set(curves[0]).intersection(*curves[1:])
-    return {step: fmean(curve[step] for curve in curves) for step in sorted(common)}
+    common = sorted(set(curves[0]).intersection(*curves[1:]))
+    return {step: fmean(curve[step] for curve in curves) for step in _apart(common, what)}
+
+
+def _apart(steps: list[int], what: str) -> list[int]:
+    """A last evaluation soon after another says the same; its loss is a mean of few steps."""
+    if len(steps) < 3 or 2 * (steps[-1] - steps[-2]) > steps[-2] - steps[-3]:
+        return steps
+    return steps[:-1] if what == "loss" else [*steps[:-2], steps[-1]]
 
 
 def table(documents: Sequence[Document], names: dict[str, str], what: str) -> Listing:
