@@ -3,7 +3,10 @@
 import errno
 import fcntl
 import json
+import os
 import re
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -325,8 +328,14 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_an_interruption(tmp_path, whole, steps):
-    steps[1][10] = interrupt
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)  # until it is heard
+
+
+@pytest.mark.parametrize("stop", [interrupt, terminate])
+def test_an_interruption(tmp_path, whole, steps, stop):
+    steps[1][10] = stop
     text = "stopped; what is made is kept. The same command goes on."
     refused(130, text, "vit", tmp_path, "--attention", "softmax")
     assert "going on at step 8 of 12" in assert_ends_as_undisturbed(tmp_path, whole)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -34,7 +36,8 @@ def explained(context: typer.Context, go_on: Callable[[], str]) -> Iterator[None
     """Every failure of input, disk or network as one message, with the way out; go_on: what to do
     to continue."""
     try:
-        yield
+        with _terminated():
+            yield
     except KeyboardInterrupt:
         _leave(context, f"stopped; what is made is kept. {go_on()}", _INTERRUPTED)
     except ConnectionError as problem:  # to another process of the run
@@ -52,6 +55,19 @@ def explained(context: typer.Context, go_on: Callable[[], str]) -> Iterator[None
         _leave(context, str(problem), _ENVIRONMENT)
     except (ArithmeticError, ImportError) as problem:
         _leave(context, str(problem), _ENVIRONMENT)
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """What schedulers send stops a run as a person does. Only the main thread hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _leave(context: typer.Context, message: str, code: int) -> NoReturn:
