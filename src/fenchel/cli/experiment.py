@@ -91,7 +91,7 @@ def vit(
     or torchrun --nproc-per-node 2 -m before the command.
     """
     with explained(context, lambda: _SAME if resume else _WITHOUT):
-        from fenchel.experiments.runs import of_first, shortened
+        from fenchel.experiments.runs import of_first
         from fenchel.experiments.vit import presets
         from fenchel.experiments.vit.tables import listings
 
@@ -102,9 +102,7 @@ def vit(
             names = _sets(sets, own.epochs, preset)
             for loaded in [presets.load(name, _folder(data)) for name in names]:
                 jobs = presets.jobs(preset, loaded, asked, seeds or own.seeds)
-                if first_steps is not None:
-                    jobs = [shortened(job, first_steps) for job in jobs]
-                queue.work(jobs, partial(presets.study, data=loaded), loaded)
+                queue.work(jobs, first_steps, partial(presets.study, data=loaded), loaded)
         queue.show(presets.STUDY, of_first(preset, first_steps), listings)
 
 
@@ -131,7 +129,7 @@ def vqa(
     and shared as in fenchel experiment vit.
     """
     with explained(context, lambda: _SAME if resume else _WITHOUT):
-        from fenchel.experiments.runs import of_first, shortened
+        from fenchel.experiments.runs import of_first
         from fenchel.experiments.vqa import presets
         from fenchel.experiments.vqa.tables import listings
 
@@ -145,9 +143,7 @@ def vqa(
             for loaded in every:
                 wanted = asked or own.courses[loaded.name].attentions()
                 jobs = presets.jobs(preset, loaded, wanted, seeds or own.seeds)
-                if first_steps is not None:
-                    jobs = [shortened(job, first_steps) for job in jobs]
-                queue.work(jobs, partial(presets.study, data=loaded), loaded)
+                queue.work(jobs, first_steps, partial(presets.study, data=loaded), loaded)
         queue.show(presets.STUDY, of_first(preset, first_steps), listings)
 
 
@@ -191,12 +187,18 @@ class _Queue:
             torch.set_num_threads(threads)
 
     def work(
-        self, jobs: Sequence[Job], study: Callable[[Job], Study], data: ImageData | QuestionData
+        self,
+        jobs: Sequence[Job],
+        first_steps: int | None,
+        study: Callable[[Job], Study],
+        data: ImageData | QuestionData,
     ) -> None:
         """One that diverges does not stop the others; it is told again in the end."""
         from fenchel.experiments.loop import Busy, Diverged
-        from fenchel.experiments.runs import carry_out, stored
+        from fenchel.experiments.runs import carry_out, shortened, stored
 
+        if first_steps is not None:
+            jobs = [shortened(job, first_steps) for job in jobs]
         there = [not self.again and stored(job, self.out) is not None for job in jobs]
         note = f" ({data.note})" if data.note else ""
         self.say(f"{data.name}{note}: {len(jobs)} runs, {sum(there)} of them stored")
