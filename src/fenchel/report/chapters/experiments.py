@@ -38,7 +38,7 @@ command goes on after an interruption.
     fenchel experiment vit --preset cpu --data data --out build/experiments
     fenchel experiment vqa --preset cpu --sets shapes --out build/experiments
 
-What this chapter shows was trained while the page was written, by the preset `smoke` cut short:
+What this chapter shows was trained while the page was written, at the size of the preset `smoke`:
 seconds of training on a few hundred pictures. It shows that everything runs, and proves nothing
 about the papers' claims; one seed has no interval. The results with seeds and intervals are in
 `docs/results.md`.
@@ -152,7 +152,9 @@ def _curves(images: Losses, answers: Losses) -> Figure:
     )
     caption = (
         "The loss of each step of training. The first data set is easy and learnt in a few dozen "
-        "steps; of the second, these steps teach little more than which answers there are."
+        "steps; of the second, these steps teach little more than which answers there are, and the "
+        "two curves lie on each other. Half of OT-ViT's steps see a second image, so that its loss "
+        "is not that of the same task."
     )
     alt = "Loss over the steps of training, of three vision transformers and of two networks."
     return Figure(panels, caption, alt, "medium")
@@ -183,7 +185,8 @@ def _maps(documents: Sequence[Document], data: QuestionData) -> tuple[Figure, ..
     panels = tuple(_example(example) for example in shown)
     caption = (
         "Test questions with their answers, the picture with an outline of what the question is "
-        f"about, and where each network looked. {maps.RULE} Here at most {_SHOWN} of these. "
+        f"about (none where it is not there), and where each network looked. {maps.RULE} Here at "
+        f"most {_SHOWN} of these. "
         f"{maps.SCALE} After seconds of training they have hardly begun to look."
     )
     alt = "Pictures of coloured shapes, and over them the attention of two networks."
