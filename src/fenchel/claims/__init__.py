@@ -1,1 +1,25 @@
-"""The papers' results as executable claims. Here: constants as printed that are false."""
+"""The papers' results as executable claims: each computes, and says what came out.
+
+from fenchel import claims
+claims.run(claims.ledger()["D-E13"])        # a Record: verdict, checks, figures, seconds
+"""
+
+from fenchel.claims.evidence import Check, Curves, Evidence, Fields
+from fenchel.claims.ledger import Claim, Record, ledger, run
+from fenchel.claims.listed import PAPERS, Listed, listed
+from fenchel.claims.verdicts import Verdict
+
+__all__ = [
+    "PAPERS",
+    "Check",
+    "Claim",
+    "Curves",
+    "Evidence",
+    "Fields",
+    "Listed",
+    "Record",
+    "Verdict",
+    "ledger",
+    "listed",
+    "run",
+]

@@ -149,7 +149,7 @@ def _keep(document: dict[str, Any], path: Path) -> None:
 def _printed(seed: int) -> list[dict[str, Any]]:
     import torch
 
-    from fenchel.claims import printed
+    from fenchel.claims.theory import printed
 
     found = printed.refute(generator=torch.Generator().manual_seed(seed))
     return [

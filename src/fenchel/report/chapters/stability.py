@@ -12,7 +12,7 @@ from torch import Tensor
 from fenchel import certificates as fcert
 from fenchel import measures as fm
 from fenchel.certificates import Certificate
-from fenchel.claims import printed
+from fenchel.claims.theory import printed
 from fenchel.lens import constants
 from fenchel.lens.constants import Seen
 from fenchel.report import draw

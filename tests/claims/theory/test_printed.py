@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fenchel.certificates import Box, Setting, attack, contraction
-from fenchel.claims.printed import (
+from fenchel.claims.theory.printed import (
     GaussianTrials,
     printed_attention,
     printed_gaussian,

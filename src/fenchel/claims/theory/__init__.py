@@ -1,0 +1,1 @@
+"""Vuckovic, Baratin and Tachet des Combes, A Mathematical Theory of Attention (M)."""

@@ -1,0 +1,1 @@
+"""Farinhas, Visual Attention with Sparse and Continuous Transformations (F)."""

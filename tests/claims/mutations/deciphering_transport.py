@@ -1,0 +1,4 @@
+"""."""
+
+MUTATIONS = {}
+WITHOUT = {}
