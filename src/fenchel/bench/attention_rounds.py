@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Thunk = Callable[[], object]
+Clock = Callable[[], float]  # seconds
 # (what is being measured, share of the whole that was just done): for a progress bar.
 Advance = Callable[[str, float], object]
 
@@ -57,36 +58,38 @@ def interleave(
     makers: Sequence[Callable[[], Thunk]],
     rounds: Rounds,
     advance: Callable[[float], object] = lambda share: None,
+    clock: Clock = time.perf_counter,
 ) -> list[Samples]:
     """Warm every call up, then time all of them once a round.
 
     makers: each returns the call to be timed; an error in making or warming up is a result.
     advance: called with the share of the work that was just done; the shares add up to one.
+    clock: time.process_time does not count what others take, but adds up all threads.
     """
     warm_up = 1 / (rounds.least + 1)
     runners = []
     for make in makers:
-        runners.append(_start(make))
+        runners.append(_start(make, clock))
         advance(warm_up / len(makers))
     count = rounds.count(sum(runner.pace for runner in runners))
     for _ in range(count):
         for runner in runners:
             if runner.thunk is not None and len(runner.seconds) < count:
-                runner.seconds.append(_time(runner.thunk, runner.calls))
+                runner.seconds.append(_time(runner.thunk, runner.calls, clock))
             advance((1 - warm_up) / (count * len(makers)))
     return [Samples(tuple(runner.seconds), runner.error) for runner in runners]
 
 
-def _start(make: Callable[[], Thunk]) -> _Runner:
+def _start(make: Callable[[], Thunk], clock: Clock) -> _Runner:
     try:
         thunk = make()
-        first = _time(thunk, 1)
+        first = _time(thunk, 1, clock)
     except Exception as failure:  # what a peer cannot do here is a result, and the others go on
         return _Runner(error=_first_line(failure))
     if first >= _LONG:
         return _Runner(thunk, 1, first, [first])
     # The best of three is not a stall; a call that is long enough anyway need not be asked again.
-    once = first if first > 20 * _SAMPLE else min(_time(thunk, 1) for _ in range(3))
+    once = first if first > 20 * _SAMPLE else min(_time(thunk, 1, clock) for _ in range(3))
     calls = max(1, round(_SAMPLE / max(once, 1e-9)))
     return _Runner(thunk, calls, once * calls)
 
@@ -96,11 +99,11 @@ def _first_line(failure: Exception) -> str:
     return f"{type(failure).__name__}: {lines[0][:200]}".rstrip(": ")
 
 
-def _time(thunk: Thunk, calls: int) -> float:
-    start = time.perf_counter()
+def _time(thunk: Thunk, calls: int, clock: Clock) -> float:
+    start = clock()
     for _ in range(calls):
         thunk()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
 
 
 class Neighbours:

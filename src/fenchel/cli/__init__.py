@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fenchel import __version__
 from fenchel.bench import machine
-from fenchel.cli import audit, bench, experiment, lens, study
+from fenchel.cli import audit, bench, claims, experiment, lens, study
 from fenchel.cli.shared import make_folder, progress_bar
 
 __all__ = ["app"]
@@ -31,6 +31,7 @@ app.add_typer(lens.commands, name="lens", help="Audits of pretrained models.")
 app.add_typer(study.commands, name="study", help="What measures and distances say of a model.")
 app.add_typer(experiment.commands, name="experiment", help="The papers' tables, trained here.")
 app.command("audit", epilog=f"Example: {audit.EXAMPLE}")(audit.audit)
+app.command("claims", epilog=f"Example: {claims.EXAMPLE}")(claims.claims)
 
 
 def _print_version(wanted: bool) -> None:

@@ -223,6 +223,31 @@ def bench_wasserstein(
     tell(document, wasserstein.listings(document), out)
 
 
+@commands.command("steps", epilog="Example: fenchel bench steps --quick --out steps.json")
+def bench_steps(
+    out: _Out = None,
+    quick: _Quick = False,
+) -> None:
+    """Time a training step of the experiments' networks with each attention against softmax.
+
+    Random inputs of the data's shapes, one thread, processor time; needs the extra `experiments`.
+    The full run takes some minutes, most of them with the papers' sizes.
+    """
+    if out is not None:
+        check_folder(out.parent)
+    try:
+        from fenchel.experiments import throughput
+    except ModuleNotFoundError as missing:
+        raise typer.BadParameter(
+            f'{missing.name} is missing; pip install -c constraints.txt ".[experiments]"'
+        ) from None
+    chosen = throughput.QUICK if quick else throughput.FULL
+    with progress_bar(TaskProgressColumn()) as progress:
+        report = throughput.run(chosen, shares(progress))
+    document = report.as_json()
+    tell(document, throughput.listings(document), out)
+
+
 def _timing_table(report: maps.Report) -> Table:
     chosen = report.settings
     size = f"{chosen.length} keys, {chosen.repeats} rounds, {chosen.threads} thread(s)"

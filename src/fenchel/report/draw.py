@@ -156,7 +156,7 @@ def keys_only(ax: Axes, *, label: str = "") -> None:
 
 def heat(ax: Axes, values: NDArray[np.float64], *, color: str = BLUE, top: float) -> None:
     """Cells whose opacity is value / top; zero is empty paper, on light and dark pages alike."""
-    mesh = ax.pcolormesh(np.ma.masked_equal(values, 0), cmap=_opacity(color), vmin=0, vmax=top)
+    mesh = ax.pcolormesh(np.ma.masked_equal(values, 0), cmap=opacity(color), vmin=0, vmax=top)
     mesh.set_gid(f"cells-{len(ax.collections)}")
     _square(ax)
 
@@ -177,7 +177,8 @@ def _square(ax: Axes) -> None:
         spine.set_linewidth(0.6)
 
 
-def _opacity(color: str, levels: int = 64) -> ListedColormap:
+def opacity(color: str, levels: int = 64) -> ListedColormap:
+    """From nothing to the colour."""
     return ListedColormap([(*to_rgb(color), level / (levels - 1)) for level in range(levels)])
 
 

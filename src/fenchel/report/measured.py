@@ -1,4 +1,4 @@
-"""Pictures of `fenchel bench integrals`, `continuous`, `dual`, `wasserstein`, from their JSON."""
+"""Pictures of `fenchel bench integrals`, `continuous`, `dual`, `wasserstein` and `steps`."""
 
 from __future__ import annotations
 
@@ -184,10 +184,36 @@ def distance_curves(document: dict[str, Any]) -> Iterator[draw.Curve]:
         yield draw.Curve(f"{method}, {where}", x, y, color, dash=dash, marker=marker)
 
 
+# ---- steps of training
+
+
+def _steps(document: dict[str, Any]) -> Callable[[Figure], None]:
+    def paint(canvas: Figure) -> None:
+        ax = canvas.subplots()
+        ax.set_title("Steps a second, softmax = 1")
+        names, values = step_bars(document)
+        ax.barh(range(len(names)), values, color=draw.BLUE, height=0.6)
+        ax.axvline(1.0, color=draw.FAINT)
+        ax.set_yticks(range(len(names)), names)
+        ax.invert_yaxis()  # the first on top
+
+    return paint
+
+
+def step_bars(document: dict[str, Any]) -> tuple[list[str], list[float]]:
+    """Every attention but softmax, as a share of the speed of softmax in the same network."""
+    every = [e for e in document["results"] if e["seconds"] is not None]
+    base = {e["case"]: e["seconds"] for e in every if e["attention"] == "softmax"}
+    others = [e for e in every if e["attention"] != "softmax" and e["case"] in base]
+    names = [f"{e['case']}: {e['attention']}" for e in others]
+    return names, [base[e["case"]] / e["seconds"] for e in others]
+
+
 _Picture = Callable[[dict[str, Any]], Callable[[Figure], None]]
 _PICTURES: dict[str, tuple[_Picture, tuple[float, float]]] = {
     "integrals": (_errors, (9.6, 3.6)),
     "continuous": (_layers, (5.4, 3.6)),
     "dual": (_solvers, (5.4, 3.6)),
     "wasserstein": (_distances, (5.4, 3.6)),
+    "steps": (_steps, (7.2, 4.2)),
 }

@@ -17,7 +17,7 @@ from fenchel.experiments.vit.model import ATTENTIONS, Size, check_attention
 from fenchel.experiments.vit.study import VitStudy
 
 STUDY = "vit"
-_SHARING = 0.5  # of steps in which OT-ViT sees a second image of the class
+SHARING = 0.5  # of steps in which OT-ViT sees a second image of the class
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def job(
         save_every=max(1, min(500, epoch)),
         seed=seed,
     )
-    sharing = _SHARING if attention == "transport" else 0.0
+    sharing = SHARING if attention == "transport" else 0.0
     config = {"attention": attention, "size": asdict(own.size), "sharing": sharing}
     config |= {"threads": own.threads, "images": [len(data.train), len(data.test)]}
     config["data_digest"] = of_images(data) if digest is None else digest

@@ -1,0 +1,1 @@
+"""The page of `fenchel claims`: every entry, its checks, its pictures."""
