@@ -1,4 +1,101 @@
-"""."""
+"""Of the estimation problem, its expansion, heads and readings (paper D, sections 3 to 8, A, B)."""
 
-MUTATIONS = {}
-WITHOUT = {}
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.claims.mutations import Mutation, off_by
+
+FACTOR = 1.001
+
+
+def scaled(*fields: str, by: float = FACTOR) -> Callable[[Callable], Callable]:
+    """These fields of the answer times a factor."""
+
+    def broken(true: Callable) -> Callable:
+        def call(*args, **options):
+            found = true(*args, **options)
+            return replace(found, **{name: by * getattr(found, name) for name in fields})
+
+        return call
+
+    return broken
+
+
+def with_argument(place: int, change: Callable) -> Callable[[Callable], Callable]:
+    """The answer to another question: one of the arguments is changed."""
+
+    def broken(true: Callable) -> Callable:
+        def call(*args, **options):
+            changed = [change(x) if k == place else x for k, x in enumerate(args)]
+            return true(*changed, **options)
+
+        return call
+
+    return broken
+
+
+def with_option(**changed) -> Callable[[Callable], Callable]:
+    return lambda true: lambda *args, **options: true(*args, **{**options, **changed})
+
+
+def without_base(true: Callable) -> Callable:
+    return lambda scores, regularizer, base: true(scores, regularizer)
+
+
+ESTIMATE, FIRST, SECOND = (f"fenchel.dual.{x}" for x in ("estimate", "first_order", "second_order"))
+OTHER_RELIABILITY = Mutation(ESTIMATE, with_argument(3, lambda x: FACTOR * x))
+OTHER_SCORES = Mutation("fenchel.solve", with_argument(0, lambda x: FACTOR * x))
+WITHOUT_BASE = Mutation("fenchel.solve", without_base)
+MASK_FORGOTTEN = Mutation(ESTIMATE, with_argument(1, lambda u: u + 1e-3))
+ONE_SIDED = Mutation("fenchel.nn.PositionPreference", with_option(bidirectional=False))
+
+MUTATIONS = {
+    "D-E1": [
+        Mutation(ESTIMATE, scaled("mean")),
+        Mutation(ESTIMATE, scaled("weights")),
+        Mutation("fenchel.attention", off_by(100.0)),
+    ],
+    "D-E2": [Mutation(FIRST, scaled("prior_mean"))],
+    "D-E3": [OTHER_RELIABILITY, MASK_FORGOTTEN],
+    "D-E4": [OTHER_RELIABILITY, Mutation(ESTIMATE, scaled("mean"))],
+    "D-MEM": [
+        OTHER_RELIABILITY,
+        Mutation("fenchel.dual.within_radius", with_argument(3, lambda x: FACTOR * x)),
+    ],
+    "D-E5/E6": [Mutation("fenchel.dual.gaussian", scaled(x)) for x in ("multiplier", "mean")],
+    "D-T1": [
+        OTHER_RELIABILITY,
+        Mutation(ESTIMATE, scaled("multiplier")),
+        Mutation(ESTIMATE, scaled("dual_value")),
+    ],
+    "D-E10": [Mutation(ESTIMATE, scaled("multiplier")), Mutation(ESTIMATE, scaled("mean"))],
+    "D-E11": [OTHER_SCORES, WITHOUT_BASE],
+    "D-E12": [OTHER_SCORES, Mutation("fenchel.dual.gaussian", scaled("dual_value"))],
+    "D-E13": [OTHER_RELIABILITY, Mutation(SECOND, scaled("multiplier"))],
+    "D-E14": [OTHER_RELIABILITY, Mutation(FIRST, scaled("multiplier"))],
+    "D-T2/E15": [OTHER_RELIABILITY, Mutation(FIRST, scaled("mean"))],
+    "D-T2dom": [OTHER_RELIABILITY, Mutation(FIRST, scaled("mean"))],
+    "D-LIM": [Mutation(ESTIMATE, scaled("mean", by=1.01)), MASK_FORGOTTEN],
+    "D-Fig3": [OTHER_RELIABILITY, Mutation(FIRST, with_argument(2, lambda z: FACTOR * z))],
+    "D-E16": [Mutation(FIRST, scaled("mean")), Mutation("fenchel.attention", off_by(FACTOR))],
+    "D-E17": [WITHOUT_BASE, ONE_SIDED],
+    "D-E18": [ONE_SIDED, Mutation(FIRST, with_argument(1, lambda u: u**FACTOR))],
+    "D-E19a": [Mutation(FIRST, scaled("mean")), Mutation("fenchel.attention", off_by(FACTOR))],
+    "D-E19b": [
+        Mutation(FIRST, with_argument(1, lambda u: u**FACTOR)),
+        Mutation("fenchel.nn.PreferenceAttention", with_option(scale=None)),
+    ],
+    "D-Fig1": [
+        Mutation(FIRST, scaled("mean")),
+        Mutation(FIRST, with_argument(0, lambda t: t.detach())),
+        Mutation(ESTIMATE, with_argument(1, lambda u: u.detach())),
+    ],
+    "D-Fig2": [Mutation(FIRST, scaled("weights")), Mutation(FIRST, scaled("mean"))],
+    "D-Fig4": [OTHER_RELIABILITY],
+    "D-E23..26": [OTHER_SCORES, WITHOUT_BASE],
+    "D-E27/28": [OTHER_RELIABILITY, Mutation("fenchel.dual.reliability_of", off_by(FACTOR))],
+    "D-E29/30": [OTHER_RELIABILITY, Mutation("fenchel.dual.reliability_of", off_by(FACTOR))],
+}
+WITHOUT: dict[str, str] = {}
