@@ -259,7 +259,7 @@ def test_a_full_disk(tmp_path, whole, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "write_whole", full)
-        text = f"the disk is full ({tmp_path}); what is made is kept. Make room. The same command"
+        text = f"the disk is full ({tmp_path}); what is stored is kept. Make room. The same command"
         refused(1, text, "vit", tmp_path, "--attention", "softmax")
     assert "going on at step 4 of 12" in assert_ends_as_undisturbed(tmp_path, whole)
 
@@ -318,7 +318,7 @@ def test_one_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
 def test_again_that_is_stopped_goes_on_without_it(tmp_path, whole, steps):
     done("vit", tmp_path, "--attention", "softmax")
     steps[1][12 + 10] = interrupt
-    text = "what is made is kept. The same command without --again goes on."
+    text = "what is stored is kept. The same command without --again goes on."
     refused(130, text, "vit", tmp_path, "--attention", "softmax", "--again")
     assert not (tmp_path / "vit/smoke/toy/softmax-0.json").exists()
     assert "going on at step 8 of 12" in assert_ends_as_undisturbed(tmp_path, whole)
@@ -336,7 +336,7 @@ def terminate():
 @pytest.mark.parametrize("stop", [interrupt, terminate])
 def test_an_interruption(tmp_path, whole, steps, stop):
     steps[1][10] = stop
-    text = "stopped; what is made is kept. The same command goes on."
+    text = "stopped; what is stored is kept. The same command goes on."
     refused(130, text, "vit", tmp_path, "--attention", "softmax")
     assert "going on at step 8 of 12" in assert_ends_as_undisturbed(tmp_path, whole)
 

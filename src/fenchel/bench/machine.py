@@ -6,6 +6,8 @@ import importlib.util
 import os
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -31,6 +33,17 @@ class FastPath:
     name: str
     active: bool
     why: str
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For small operands, whose threads would only wait, and for the processor time of a call."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def summary() -> dict[str, str | int | list[str]]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fenchel import claims as book
+from fenchel.bench import machine
 from fenchel.claims import PAPERS, Claim, Record, Verdict
 from fenchel.claims.listed import find
 from fenchel.cli.shared import check_folder, progress_bar
@@ -73,7 +74,7 @@ def claims(
     if results is None and _RESULTS.is_dir():
         results = _RESULTS
     records = []
-    with progress_bar() as progress:
+    with progress_bar() as progress, machine.one_thread():
         task = progress.add_task("", total=len(chosen))
         for claim in chosen:
             progress.update(task, description=claim.id)

@@ -39,16 +39,16 @@ def explained(context: typer.Context, go_on: Callable[[], str]) -> Iterator[None
         with _terminated():
             yield
     except KeyboardInterrupt:
-        _leave(context, f"stopped; what is made is kept. {go_on()}", _INTERRUPTED)
+        _leave(context, f"stopped; what is stored is kept. {go_on()}", _INTERRUPTED)
     except ConnectionError as problem:  # to another process of the run
-        _leave(context, f"{problem}. What is made is kept. {go_on()}", _ENVIRONMENT)
+        _leave(context, f"{problem}. What is stored is kept. {go_on()}", _ENVIRONMENT)
     except _ABOUT_INPUT as problem:
         _leave(context, str(problem), _USAGE)
     except OSError as problem:
         if problem.errno == errno.ENOSPC:
             _leave(
                 context,
-                f"the disk is full ({context.params['out']}); what is made is kept. Make room. "
+                f"the disk is full ({context.params['out']}); what is stored is kept. Make room. "
                 f"{go_on()}",
                 _ENVIRONMENT,
             )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -70,7 +69,7 @@ class Report:
 def run(sweep: Sweep, advance: Advance = lambda what, share: None) -> Report:
     """Measure all of it. advance: (what is measured, share of the whole that was just done)."""
     made, results = cases(sweep), []
-    with _one_thread():
+    with machine.one_thread():
         for case in made:
             results += _times(case, sweep, part(advance, case.name, 1 / len(made)))
     return Report(sweep, tuple(results))
@@ -145,17 +144,6 @@ def _vqa(
     made = partial(VqaStudy, data, own.size, together=own.together, several=own.several)
     studies: dict[str, Study] = {each: made(each) for each in (*names, f"2-mca-{many}")}
     return Case(name, batch, studies)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Processor time adds up threads, so that only one of them can be compared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---- times

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 import fenchel.continuous as fc
-from fenchel.bench import integrals_methods
+from fenchel.bench import integrals_methods, machine
 from fenchel.claims.thesis._disc import Pair, legendre
 from fenchel.claims.thesis._expectations import problem
 
@@ -94,7 +93,7 @@ def quadrature_over_sum(seed: int, repetitions: int) -> float:
     )
     density, basis = fc.Paraboloid(means, scales), fc.GaussianBasis(centres, covariances)
     all_of_them = integrals_methods.Problem(density, basis)
-    with _one_thread():
+    with machine.one_thread():
         one_by_one = _seconds(lambda: integrals_methods.quadrature(all_of_them), repetitions)
         together = _seconds(lambda: integrals_methods.trapezoid(all_of_them), repetitions)
     return one_by_one / together
@@ -107,17 +106,6 @@ def _seconds(work: Work, repetitions: int) -> float:
         work()
         taken.append(time.perf_counter() - began)
     return median(taken)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Where others use the machine too, waiting for a second one would be measured."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def area(side: float) -> float:

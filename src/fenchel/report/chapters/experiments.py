@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure as Canvas
 
+from fenchel.bench import machine
 from fenchel.bench.tables import Listing
 from fenchel.experiments.data.questions import QuestionData
 from fenchel.experiments.data.shapes import load_shapes
@@ -64,7 +64,7 @@ def chapter(tour: Tour) -> Chapter:
 
 
 def _trained(tour: Tour) -> Chapter:
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), machine.one_thread():
         images, image_losses = classified(tour)
         data = _questions(tour)
         answers, answer_losses = answered(tour, data)
@@ -73,17 +73,6 @@ def _trained(tour: Tour) -> Chapter:
 
 
 # ---- training
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Steps as small as these take longer on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def classified(tour: Tour) -> tuple[list[Document], Losses]:
