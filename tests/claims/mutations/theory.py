@@ -1,4 +1,204 @@
-"""."""
+"""What is broken for the claims of A Mathematical Theory of Attention."""
 
-MUTATIONS = {}
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from fenchel import measures
+from tests.claims.mutations import Mutation, off_by
+
+Broken = Callable[[Callable], Callable]
+
+
+# ---- ways to break something
+
+
+def bound_off_by(factor: float) -> Broken:
+    """A certificate with another bound."""
+
+    def broken(true: Callable) -> Callable:
+        def made(*args, **options):
+            found = true(*args, **options)
+            return replace(found, bound=factor * found.bound)
+
+        return made
+
+    return broken
+
+
+def field_off_by(name: str, factor: float) -> Broken:
+    """A named tuple with one entry times a factor."""
+
+    def broken(true: Callable) -> Callable:
+        def made(*args, **options):
+            found = true(*args, **options)
+            return found._replace(**{name: factor * getattr(found, name)})
+
+        return made
+
+    return broken
+
+
+def methods(**changed: Callable[[type], object]) -> Broken:
+    """A subclass with other methods, each made of the true class."""
+    return lambda true: type(true.__name__, (true,), {n: m(true) for n, m in changed.items()})
+
+
+def hotter(true: type) -> Callable:
+    """A potential of a slightly higher temperature."""
+    return lambda temperature=1.0, *maps: true(1.01 * temperature, *maps)
+
+
+def steeper(true: type) -> Callable:
+    """A kernel whose potential is G^1.01."""
+
+    def made(potential, *lookup):
+        return true(measures.Potential(lambda x, y: 1.01 * potential.log(x, y)), *lookup)
+
+    return made
+
+
+def stretched(true: Callable) -> Callable:
+    """A flow whose last measure is a little larger."""
+
+    def flow(mu, kernels):
+        *others, last = true(mu, kernels)
+        return [*others, measures.Empirical(1.001 * last.points, last.weights)]
+
+    return flow
+
+
+def weightless(true: type) -> Callable:
+    """__call__ of a softmatch that takes all keys for equal."""
+    return lambda self, nu: true.__call__(self, measures.Empirical(nu.points))
+
+
+def larger_mean(true: type) -> Callable:
+    """__call__ of a projection whose image is shifted by a share of the mean."""
+
+    def call(self, given):
+        made = true.__call__(self, given)
+        return made.translate(1e-3 * made.mean)
+
+    return call
+
+
+# ---- which
+
+
+W1 = Mutation("fenchel.measures.wasserstein1", off_by(1.001))
+DOT = Mutation("fenchel.measures.Dot", hotter)
+GAUSSIAN = Mutation("fenchel.measures.GaussianPotential", hotter)
+SOFTMATCH = Mutation("fenchel.measures.Softmatch", steeper)
+ATTENTION = Mutation("fenchel.measures.AttentionKernel", steeper)
+FLOW = Mutation("fenchel.measures.flow", stretched)
+TILT = Mutation(
+    "fenchel.measures.boltzmann_gibbs", lambda true: lambda log_g, nu: true(1.001 * log_g, nu)
+)
+PROJECTION = Mutation("fenchel.measures.MomentProjection", methods(__call__=larger_mean))
+TABLE = Mutation(
+    "fenchel.measures.Lookup",
+    methods(table=lambda true: staticmethod(lambda k, v: true.table(k, 1.001 * v))),
+)
+CHAIN = Mutation(
+    "fenchel.measures.Lookup",
+    methods(stochastic=lambda true: staticmethod(lambda x, m: true.stochastic(x, m.roll(1, -1)))),
+)
+LOOKUP = Mutation("fenchel.measures.Lookup", lambda true: lambda matrix: true(1.001 * matrix))
+KL = Mutation(
+    "fenchel.measures.Empirical",
+    methods(kl=lambda true: lambda self, other: 1.001 * true.kl(self, other)),
+)
+KL_NEGATIVE = Mutation(
+    "fenchel.measures.Empirical",
+    methods(kl=lambda true: lambda self, other: -true.kl(self, other)),
+)
+CONVOLUTION = Mutation(
+    "fenchel.measures.Empirical",
+    methods(
+        convolve=lambda true: lambda self, other: true.convolve(self, true.convolve(other, other))
+    ),
+)
+PROXIMITY = Mutation("fenchel.certificates.query_lipschitz", bound_off_by(0.999))
+MAXIMUM_ENTROPY = "fenchel.measures.maximum_entropy"
+
+
+def constant(name: str) -> Mutation:
+    return Mutation(f"fenchel.certificates.contraction.{name}", bound_off_by(1.001))
+
+
+MUTATIONS = {
+    "M-D1": [Mutation("fenchel.attention", off_by(1.001))],
+    "M-D2": [CHAIN],
+    "M-D3": [TILT],
+    "M-D4": [DOT, Mutation("fenchel.measures.Softmatch", methods(__call__=weightless))],
+    "M-D5": [TABLE],
+    "M-D6/7/Eq2": [PROJECTION],
+    "M-D8/P9": [TABLE, ATTENTION],
+    "M-FLOW": [FLOW, ATTENTION],
+    "M-R11": [GAUSSIAN],
+    "M-S3.1": [SOFTMATCH],
+    "M-P12/Eq3/Eq5": [
+        Mutation(
+            "fenchel.measures.ScaledDot",
+            lambda true: lambda temperature, *maps: true(math.sqrt(6), *maps),
+        ),
+        Mutation(
+            "fenchel.measures.TransformerKernel",
+            methods(
+                from_layer=lambda true: staticmethod(
+                    lambda layer, **options: true.from_layer(layer, residual=False, norm=False)
+                )
+            ),
+        ),
+    ],
+    "M-W1": [W1],
+    "M-BL": [W1],
+    "M-KL": [KL],
+    "M-D13/D35": [CONVOLUTION],
+    "M-L31": [TILT, W1],
+    "M-L32/33/34": [KL_NEGATIVE],
+    "M-L36": [CONVOLUTION],
+    "M-L37": [W1],
+    "M-L38": [W1, CHAIN],
+    "M-L39": [PROXIMITY],
+    "M-L40": [W1, GAUSSIAN],
+    "M-L41": [W1],
+    "M-E9": [SOFTMATCH],
+    "M-NEG": [W1],
+    "M-T14": [
+        Mutation(
+            MAXIMUM_ENTROPY,
+            lambda true: lambda nu, k, f, **options: true(nu, k, 1.001 * f, **options),
+        ),
+        TILT,
+    ],
+    "M-T14b": [Mutation(MAXIMUM_ENTROPY, field_off_by("multiplier", 1.001))],
+    "M-R15": [Mutation(MAXIMUM_ENTROPY, field_off_by("divergence", 1.001))],
+    "M-P16": [
+        Mutation("fenchel.measures.GridFamily", lambda true: lambda points, weights: true(points))
+    ],
+    "M-P17": [PROJECTION],
+    "M-P19a": [constant("in_query"), W1],
+    "M-P19b": [constant("in_measure")],
+    "M-P20": [constant("projection"), PROJECTION],
+    "M-P21": [LOOKUP],
+    "M-D22": [
+        Mutation(
+            "fenchel.certificates.attack",
+            lambda true: lambda *args: replace(true(*args), observed=0.999),
+        )
+    ],
+    "M-T23": [constant("attention")],
+    "M-C24": [constant("attention_query")],
+    "M-C24+": [PROXIMITY],
+    "M-P25": [constant("neighbourhood")],
+    "M-P26": [constant("attention"), FLOW],
+    "M-R27": [FLOW],
+    "M-P28": [SOFTMATCH],
+    "M-T29": [GAUSSIAN, Mutation("fenchel.certificates.gaussian_constant", off_by(1.001))],
+    "M-C30": [GAUSSIAN],
+}
 WITHOUT = {}

@@ -1,1 +1,422 @@
-"""."""
+"""Sections 5, 6.1 and 6.2: Lipschitz constants of attention on measures, and fixed points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+import fenchel as fl
+from fenchel import certificates, measures
+from fenchel.certificates import Box, Certificate, Setting
+from fenchel.claims.evidence import SLACK, Curves, Evidence
+from fenchel.claims.ledger import claim
+from fenchel.claims.theory import printed
+from fenchel.claims.theory._draws import (
+    F64,
+    atoms,
+    attended,
+    largest,
+    measure,
+    normal,
+    number,
+    shares,
+    uniform,
+)
+from fenchel.claims.theory._spaces import Spaces, by_hand
+from fenchel.claims.verdicts import Verdict
+from fenchel.measures import Empirical
+
+FLAT = Setting(measures.Dot(50.0), Box(1.0), 2, 3)  # G = exp(<x, y> / 50) on [-1, 1]^2
+
+
+def _distance(pair: Iterable[Empirical]) -> Tensor:
+    """W1 of two."""
+    one, other = pair
+    return measures.wasserstein1(one, other)
+
+
+def _attacked(evidence: Evidence, certificate: Certificate) -> float:
+    """What a search finds: observed / certified."""
+    generator = torch.Generator().manual_seed(evidence.seed)
+    return certificates.attack(certificate, evidence.trials(120, 3000), generator=generator).ratio
+
+
+@claim(
+    "M-P19a",
+    "W1(Ψ_{G(x,·)} μ, Ψ_{G(y,·)} μ) ≤ 2 Lx diam/eps |x − y|; the sharp factor is 1/2",
+    Verdict.CONFIRMED,
+)
+def in_query(evidence: Evidence) -> None:
+    ratios = []
+    for generator in evidence.generators():
+        for n in (2, 3, 4):
+            spaces = Spaces.draw(generator, evidence.trials(300, 1500), n)
+            made = spaces.softmatched(spaces.mu)
+            rows = measures.Empirical(made.points.unsqueeze(1), made.weights.unsqueeze(1))
+            columns = measures.Empirical(made.points.unsqueeze(1), made.weights.unsqueeze(2))
+            bound = (spaces.slope(0) * spaces.term)[:, None, None] * spaces.apart
+            moved = measures.wasserstein1(rows, columns)
+            ratios.append(torch.where(bound > 0, moved / bound, 0.0))
+    evidence.below(
+        "W1 / (Lx diam/eps |x − y|), sets of 2 to 4 points", largest(ratios), 0.5 + SLACK
+    )
+    small = 1e-6  # G = 1 -+ small at one point, 1 +- small at the other
+    steps = torch.tensor([[-small, small], [small, -small]], dtype=F64)
+    pair = Spaces(number(0, 1).reshape(1, 2, 1), steps.log1p()[None], number(0.5, 0.5)[None], steps)
+    tilted = pair.softmatched(pair.mu).weights[0]
+    moved = _distance(measures.Empirical(pair.points[0], row) for row in tilted)
+    limit = moved / (pair.slope(0) * pair.term)
+    evidence.near("two points, G nearly constant: attained", limit, 0.5, 1e-6)
+    eps, _, slope, diameter = by_hand(FLAT)
+    certificate = certificates.contraction.in_query(FLAT)
+    sharp = slope * diameter / eps / 2
+    evidence.below("certified bound / (Lx diam/(2 eps)) − 1", abs(certificate.bound / sharp - 1))
+    evidence.below(
+        "observed / certified, under attack", _attacked(evidence, certificate), 1 + SLACK
+    )
+
+
+@claim("M-P19b", "printed: W1(Ψ_G μ, Ψ_G ν) ≤ 2 Ly diam/eps W1(μ, ν)", Verdict.REFUTED)
+def in_measure(evidence: Evidence) -> None:
+    line = number(0, 1).unsqueeze(-1)
+    mu, nu = (measures.Empirical(line, w) for w in (number(0.2, 0.8), number(0.5, 0.5)))
+    flat = torch.zeros(2, dtype=F64)
+    left = _distance(measures.boltzmann_gibbs(flat, m) for m in (mu, nu))
+    evidence.printed_below("G = 1: left side, where the right side is 0", left, 0.0)
+    false, true, identity = [], [], []
+    for generator in evidence.generators():
+        for n in (2, 3, 4):
+            spaces = Spaces.draw(generator, evidence.trials(300, 1500), n)
+            one, other = spaces.softmatched(spaces.mu), spaces.softmatched(spaces.nu)
+            apart = measures.wasserstein1(
+                measures.Empirical(spaces.points, spaces.mu),
+                measures.Empirical(spaces.points, spaces.nu),
+            )
+            quotient = measures.wasserstein1(one, other).amax(-1) / apart
+            top = spaces.table.exp().amax((-2, -1)) / spaces.table.exp().amin((-2, -1))
+            lipschitz = spaces.slope(1) * spaces.term
+            false.append(quotient / (2 * lipschitz))
+            true.append(quotient / (lipschitz + top))
+            identity.append(_splitting(spaces, one, other, normal(generator, n)))
+    evidence.printed_below("random: largest left side / right side", largest(false), 1.0)
+    evidence.below("left side / ((Ly diam + sup G)/eps W1), random", largest(true), 1 + SLACK)
+    evidence.below("Ψμ(f) − Ψν(f) − (μ − ν)(G(f − Ψν(f)))/μ(G)", largest(identity))
+    corrected = certificates.contraction.in_measure(FLAT)
+    eps, top_of_g, slope, diameter = by_hand(FLAT)
+    evidence.below(
+        "certified / by hand − 1", abs(corrected.bound * eps / (slope * diameter + top_of_g) - 1)
+    )
+    evidence.below("observed / certified, under attack", _attacked(evidence, corrected), 1 + SLACK)
+    evidence.counterexample = (
+        "G = 1 on {0, 1}, μ = (0.2, 0.8), ν = (0.5, 0.5): the right side is 0, the left side is "
+        f"W1(μ, ν) = {float(left):.1f}"
+    )
+    evidence.correction = (
+        "the constant is (Ly diam + sup G)/eps: the proof pulls f out of a signed integral"
+    )
+
+
+def _splitting(spaces: Spaces, one: Empirical, other: Empirical, f: Tensor) -> Tensor:
+    """How far the identity behind the corrected constant is from holding."""
+    g, mu = spaces.table.exp(), spaces.mu.unsqueeze(1)
+    level = (other.weights @ f).unsqueeze(-1)  # Ψ_G ν(f), for every x
+    signed = ((mu - spaces.nu.unsqueeze(1)) * g * (f - level)).sum(-1) / (mu * g).sum(-1)
+    return (one.weights - other.weights) @ f - signed
+
+
+@claim("M-P20", "W1(Πμ, Πν) ≤ d W1(μ, ν); the factor 1 is enough, by Jensen", Verdict.CONFIRMED)
+def projection(evidence: Evidence) -> None:
+    ratios, diracs = [], []
+    onto = measures.MomentProjection()
+    for generator in evidence.generators():
+        for d in range(1, 6):
+            mu, nu = (measure(generator, 4, d, evidence.trials(12, 120)) for _ in range(2))
+            moved = measures.wasserstein1(atoms(onto(mu)), atoms(onto(nu)))
+            ratios.append(moved / measures.wasserstein1(mu, nu))
+            one, other = (measures.Dirac(normal(generator, d)) for _ in range(2))
+            moved = measures.wasserstein1(atoms(onto(one)), atoms(onto(other)))
+            diracs.append(moved / measures.wasserstein1(one, other) - 1)
+    evidence.below("W1(Πμ, Πν) / W1(μ, ν), d = 1 to 5", largest(ratios), 1 + SLACK)
+    evidence.below("Diracs: the quotient − 1", largest(diracs), SLACK)
+    certified = certificates.contraction.projection(FLAT).bound
+    evidence.near("certified constant, whatever d", certified, 1.0, 0.0)
+
+
+@claim(
+    "M-P21", "a lookup δ_{ℓ(x)} contracts W1 by the l1-Lipschitz constant of ℓ", Verdict.CONFIRMED
+)
+def lookup(evidence: Evidence) -> None:
+    ratios, attained = [], []
+    for generator in evidence.generators():
+        matrix = normal(generator, 3, 3)
+        constant = matrix.abs().sum(0).max()
+        kernel = measures.Lookup(matrix)
+        mu, nu = (measure(generator, 5, 3, evidence.trials(20, 200)) for _ in range(2))
+        moved = measures.wasserstein1(mu @ kernel, nu @ kernel)
+        ratios.append(moved / (constant * measures.wasserstein1(mu, nu)))
+        column = torch.eye(3, dtype=F64)[matrix.abs().sum(0).argmax()]
+        one, other = measures.Dirac(mu.mean[0]), measures.Dirac(mu.mean[0] + column)
+        attained.append(measures.wasserstein1(one @ kernel, other @ kernel) / constant - 1)
+    evidence.below(
+        "W1(μL, νL) / (K W1(μ, ν)), linear ℓ, K its largest column", largest(ratios), 1 + SLACK
+    )
+    evidence.below("Diracs along that column: the quotient / K − 1", largest(attained), SLACK)
+
+
+@claim("M-D22", "τ(Φ) = sup over μ ≠ ν of W1(Φμ, Φν) / W1(μ, ν)", Verdict.DEFINITION)
+def coefficient(evidence: Evidence) -> None:
+    found = certificates.attack(certificates.contraction.projection(FLAT), 300)
+    evidence.near("τ(Π) = 1, found by search: sup of the quotient", found.observed, 1.0, 1e-9)
+    evidence.note("in the text before it the supremum is of the left side of W1 ≤ τ W1 alone")
+    mu, apart = found.witness[0], found.witness[2]
+    weights = found.witness[1].softmax(-1), found.witness[3].softmax(-1)
+    one, other = measures.Empirical(mu, weights[0]), measures.Empirical(apart, weights[1])
+    quotient = (one.mean - other.mean).abs().sum() / measures.wasserstein1(one, other)
+    evidence.near("the quotient of the pair it found, anew", quotient, found.observed, 1e-9)
+
+
+@claim("M-T23", "printed: τ(A) ≤ d K 2 (Lx + Ly) diam/eps", Verdict.REFUTED)
+def attention(evidence: Evidence) -> None:
+    eps, top, slope, diameter = by_hand(FLAT)
+    false = 2 * 2 * 2 * slope * diameter / eps
+    kernel = measures.AttentionKernel(measures.Dot(50.0), torch.eye(2, dtype=F64))
+    ends = [measures.Dirac(number(*point)) for point in ((-1, -1), (1, 1))]
+    moved = _distance(end @ kernel(end) for end in ends)
+    quotient = float(moved / _distance(ends))
+    evidence.printed_below("two Diracs: W1(μA, νA) / W1(μ, ν)", quotient, false)
+    ratios = []
+    for generator in evidence.generators():
+        mu, nu = (
+            measures.Empirical(uniform(generator, 20, 3, 2), shares(generator, 20, 3)) for _ in "12"
+        )
+        moved = measures.wasserstein1(mu @ kernel(mu), nu @ kernel(nu))
+        ratios.append(moved / measures.wasserstein1(mu, nu))
+    corrected = (1.5 * slope * diameter + top) / eps
+    evidence.printed_below(
+        "random measures: largest quotient / printed bound", largest(ratios) / false, 1.0
+    )
+    evidence.below("largest quotient / corrected bound", largest(ratios) / corrected, 1 + SLACK)
+    certificate = certificates.contraction.attention(FLAT)
+    evidence.below(
+        "certified / K((Lx/2 + Ly) diam + sup G)/eps − 1", abs(certificate.bound / corrected - 1)
+    )
+    evidence.below(
+        "observed / certified, under attack", _attacked(evidence, certificate), 1 + SLACK
+    )
+    attacked = _attacked(evidence, printed.printed_attention(FLAT))
+    evidence.printed_below("observed / printed bound, under attack", attacked, 1.0)
+    evidence.counterexample = (
+        f"G = exp(⟨x, y⟩/50) on [−1, 1]², ℓ = id: the printed bound is {false:.3f}, but Diracs are "
+        f"fixed, which gives τ(A) ≥ {quotient:.3f}"
+    )
+    evidence.correction = "τ(A) ≤ K ((Lx/2 + Ly) diam + sup G)/eps; and τ(A) ≥ K always, by Diracs"
+
+
+@claim(
+    "M-C24",
+    "|Att(q₁) − Att(q₂)|₂ ≤ d^{3/2} K 2 Lx diam/eps |q₁ − q₂|₂ for queries in E",
+    Verdict.CONFIRMED,
+)
+def of_queries(evidence: Evidence) -> None:
+    ratios, sharp = [], []
+    for generator in evidence.generators():
+        for d in (2, 3, 4):
+            setting = Setting(measures.Dot(math.sqrt(d)), Box(1.0), d, 6)
+            eps, _, slope, diameter = by_hand(setting)
+            bound = d**1.5 * 2 * slope * diameter / eps
+            tokens, q = uniform(generator, 1, 6, d), uniform(generator, 1, 200, d)
+            made = fl.attention(q, tokens, tokens, fl.Shannon())[0]
+            quotient = (made - made.roll(1, 0)).norm(dim=-1) / (q[0] - q[0].roll(1, 0)).norm(dim=-1)
+            ratios.append(quotient / bound)
+            certificate = certificates.contraction.attention_query(setting)
+            sharp.append(number(4 * d * certificate.bound / bound - 1))
+    evidence.below("observed / bound, tokens and queries in [−1, 1]^d", largest(ratios), 1 + SLACK)
+    evidence.below("√d K Lx diam/(2 eps), certified: 4d times smaller, − 1", largest(sharp))
+    certificate = certificates.contraction.attention_query(FLAT)
+    evidence.below(
+        "observed / certified, under attack", _attacked(evidence, certificate), 1 + SLACK
+    )
+    wide = certificates.contraction.attention_query(Setting(measures.Dot(1.0), Box(10.0), 2))
+    evidence.above("on all of R^d eps is 0: the constant on [−10, 10]²", wide.bound, 1e100)
+    evidence.note("the last = of the chain is ≤; M-C24+ holds on all of R^d")
+
+
+@claim(
+    "M-C24+",
+    "softmax attention: |Att(q₁) − Att(q₂)|₂ ≤ diam₂(K) diam₂(V)/(4τ) |q₁ − q₂|₂ on all of R^d",
+    Verdict.CONFIRMED,
+)
+def globally(evidence: Evidence) -> None:
+    ratios, tighter, two = [], [], []
+    for generator in evidence.generators():
+        for d in (2, 3, 4):
+            keys, values = normal(generator, 6, d), normal(generator, 6, 3)
+            bound = _diameter(keys) * _diameter(values) / (4 * 0.7)
+            q = 10 ** (2 * uniform(generator, 200, 1)) * normal(generator, 200, d)
+            made = attended(q @ keys.mT / 0.7, values)
+            steps = (q - q.roll(1, 0)).norm(dim=-1)
+            ratios.append((made - made.roll(1, 0)).norm(dim=-1) / (bound * steps))
+            found = certificates.query_lipschitz(keys, values, fl.Shannon(0.7)).bound
+            tighter.append(found / bound)
+            pair = certificates.query_lipschitz(keys[:2], values[:2], fl.Shannon(0.7)).bound
+            slope = torch.autograd.functional.jacobian(
+                lambda x, k=keys[:2], v=values[:2]: attended(x @ k.mT / 0.7, v),
+                torch.zeros(d, dtype=F64),
+            )
+            exact = torch.linalg.matrix_norm(slope, 2)
+            two += [
+                exact / pair - 1,
+                exact / (_diameter(keys[:2]) * _diameter(values[:2]) / 2.8) - 1,
+            ]
+    evidence.below("two keys, p = 1/2: norm of the Jacobian / bound − 1, attained", largest(two))
+    evidence.below("random queries: observed / bound", largest(ratios), 1 + SLACK)
+    evidence.below("the best pair of keys, certified / bound", largest(tighter), 1 + SLACK)
+    for d, square, times in ((2, 1, 66), (2, 9, 5.4e6), (64, 9, 1.5e5)):
+        heat, radius = math.sqrt(d), math.sqrt(square)
+        setting = Setting(measures.Dot(heat), certificates.Ball(radius), d)
+        ratio = 2 * d**1.5 * setting.query_term() / (square / heat)
+        evidence.near(f"M-C24 exceeds it, d = {d}, R² = {square}, by", ratio, times, 0.04 * times)
+
+
+def _diameter(x: Tensor) -> Tensor:
+    apart: Tensor = (x.unsqueeze(1) - x).norm(dim=-1)
+    return apart.max()
+
+
+@claim(
+    "M-P25",
+    "printed: |Att(x, N) − Att(x, N')| ≤ d K 2 Lip(G(x,·)) diam/eps W1(N, N')",
+    Verdict.REFUTED,
+)
+def neighbourhood(evidence: Evidence) -> None:
+    setting = Setting(measures.Dot(1e6), Box(1.0), 2, 3)
+    eps, _, slope, diameter = by_hand(setting)
+    false = 2 * 2 * slope * diameter / eps
+    kernel = measures.AttentionKernel(measures.Dot(1e6), torch.eye(2, dtype=F64))
+    x, one, other = number(0.5, 0.5), number(1.0, -0.2), number(-1.0, 0.4)
+    sets = [measures.Empirical(torch.stack([x, token])) for token in (one, other)]
+    made = [kernel(mu).at(x[None]).mean[0] for mu in sets]
+    moved = (made[0] - made[1]).abs().sum()
+    right = false * _distance(sets)
+    evidence.printed_below(
+        "temperature 1e6, one of two tokens replaced: left side", moved, float(right)
+    )
+    ratios, over = [], []
+    for generator in evidence.generators():
+        mu, nu = (
+            measures.Empirical(uniform(generator, 40, 3, 2), shares(generator, 40, 3)) for _ in "12"
+        )
+        for heat in (1e6, 2.0):
+            setting = Setting(measures.Dot(heat), Box(1.0), 2, 3)
+            eps, top, slope, diameter = by_hand(setting)
+            kernel = measures.AttentionKernel(measures.Dot(heat), torch.eye(2, dtype=F64))
+            made = [kernel(m).at(mu.points[:, :1]).mean.squeeze(-2) for m in (mu, nu)]
+            quotient = (made[0] - made[1]).abs().sum(-1) / measures.wasserstein1(mu, nu)
+            ratios.append(quotient * eps / (slope * diameter + top))
+            bound = certificates.contraction.neighbourhood(setting).bound
+            over.append(number(bound * eps / (slope * diameter + top) - 1))
+    evidence.below("left side / (K (Lip diam + sup G)/eps W1), in l1", largest(ratios), 1 + SLACK)
+    evidence.below("certified / by hand − 1", largest(over))
+    attacked = _attacked(evidence, printed.printed_neighbourhood(FLAT))
+    evidence.printed_below("observed / printed bound, under attack", attacked, 1.0)
+    evidence.counterexample = (
+        "G = exp(⟨x, y⟩/10⁶), x = (0.5, 0.5), its other token (1, −0.2) becomes (−1, 0.4): the "
+        f"output moves by {float(moved):.3f}, the printed bound is {float(right):.2g}"
+    )
+    evidence.correction = "K (Lip(G(x,·)) diam + sup G(x,·))/eps, with the l1 norm on the left"
+
+
+# ---- fixed points
+
+_SHIFT = (0.3, -0.2)
+
+
+def _feed_forward(x: Tensor) -> Tensor:
+    """Half of a hyperbolic tangent: Lipschitz constant 1/2."""
+    return 0.5 * x.tanh() + number(*_SHIFT)
+
+
+def _layer() -> measures.TransformerKernel:
+    """G = exp(<x, y> / 50), values x / 2."""
+    attention = measures.AttentionKernel(measures.Dot(50.0), 0.5 * torch.eye(2, dtype=F64))
+    return measures.TransformerKernel(attention, _feed_forward)
+
+
+@claim("M-P26", "τ(T) < 1: the stack with shared weights has one fixed point", Verdict.CONFIRMED)
+def fixed_point(evidence: Evidence) -> None:
+    value = 0.5 * torch.eye(2, dtype=F64)
+    constant = certificates.contraction.attention(FLAT, value).bound / 2
+    evidence.near("τ(T), certified by the corrected M-T23", constant, 0.303, 5e-4)
+    eps, top, slope, diameter = by_hand(FLAT)
+    formula = 0.25 * (1.5 * slope * diameter + top) / eps
+    evidence.below("certified / by hand − 1", abs(constant / formula - 1))
+    start = torch.stack([uniform(g, 4, 5, 2) for g in evidence.generators()]).flatten(0, 1)
+    stack = measures.flow(measures.Empirical(start), [_layer()] * 100)
+    limits = stack[-1].points.flatten(0, 1)
+    evidence.below("20 inputs, 100 layers: apart at the end", largest([limits - limits[0]]), 1e-15)
+    last = stack[-1].points
+    again = _feed_forward(attended(last @ last.mT / 50, last / 2))
+    evidence.below(
+        "one more layer, as linear algebra has it: moved", largest([again - last]), 1e-15
+    )
+    moved = [_neighbours(mu) for mu in stack[:12]]
+    quotients = torch.stack([after / before for before, after in pairwise(moved)])
+    evidence.below("observed W1(Tμ, Tν) / (τ(T) W1(μ, ν))", quotients / constant, 1 + SLACK)
+    evidence.near("largest observed W1(Tμ, Tν) / W1(μ, ν)", quotients.max(), 0.245, 0.03)
+    evidence.note("the printed constant of M-T23 is false and must not be used for the hypothesis")
+    far = [float(_spread(mu, limits[0])) for mu in stack[:16]]
+    steps = [float(step) for step in range(16)]
+    certified = [far[0] * constant**step for step in range(16)]
+    lines = {"largest W1 to the fixed point": (steps, far), "certified": (steps, certified)}
+    evidence.draw(Curves("A stack of one layer", "layers", "W1", lines, "y"))
+
+
+def _neighbours(mu: Empirical) -> Tensor:
+    """W1 of each measure of a batch to the next."""
+    return measures.wasserstein1(mu, measures.Empirical(mu.points.roll(1, 0)))
+
+
+def _spread(mu: Empirical, point: Tensor) -> Tensor:
+    return (mu.points - point).abs().sum(-1).mean(-1).max()
+
+
+@claim(
+    "M-R27", "the fixed point is the Dirac at x* = f(ℓ(x*)): all tokens collapse", Verdict.CORRECTED
+)
+def collapse(evidence: Evidence) -> None:
+    point = torch.zeros(2, dtype=F64)
+    for _ in range(200):
+        point = 0.5 * (point / 2).tanh() + number(*_SHIFT)
+    start = measures.Empirical(torch.stack([uniform(g, 5, 2) for g in evidence.generators()]))
+    last = measures.flow(start, [_layer()] * 40)[-1]
+    evidence.below(
+        "tokens after 40 layers − the solution of x = f(x/2)", largest([last.points - point]), 1e-14
+    )
+    generator = torch.Generator().manual_seed(evidence.seed)
+    apart = _with_heads(generator, start)
+    evidence.below("two heads: tokens − the solution of x = f(Σ_h O_h V_h x)", apart.abs(), 1e-12)
+    here = measures.Dirac(normal(generator, 9, 2))
+    stay = (here @ measures.AttentionKernel(measures.Dot())(here)).points - here.points
+    evidence.below("ℓ = id, no feed-forward: every Dirac stays, so τ(A) ≥ 1", stay.abs(), SLACK)
+    evidence.correction = (
+        "it is known: Diracs are invariant, so it is the Dirac at the fixed point of f ∘ ℓ; the "
+        "input is forgotten, and with ℓ = id and no feed-forward map every Dirac is fixed"
+    )
+
+
+def _with_heads(generator: torch.Generator, start: Empirical) -> Tensor:
+    """Tokens after 50 layers of two heads, less the fixed point of one token alone."""
+    # no entry of Σ_h O_h V_h exceeds 4/9: with f it contracts by 4/9
+    values, outputs = (normal(generator, 2, 2, 2).clamp(-1, 1) / 3 for _ in range(2))
+    heads = [measures.AttentionKernel(measures.Dot(50.0), value) for value in values]
+    layer = measures.TransformerKernel(
+        measures.MultiHeadKernel(heads, list(outputs)), _feed_forward
+    )
+    point = torch.zeros(2, dtype=F64)
+    for _ in range(100):
+        point = _feed_forward((outputs @ values).sum(0) @ point)
+    return measures.flow(start, [layer] * 50)[-1].points - point
