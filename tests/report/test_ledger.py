@@ -39,7 +39,7 @@ def test_every_record_stands_on_the_page_once():
     assert page.count('<article id="') == 2
     assert 'id="D-E5-E6"' in page
     assert "s &lt; t" in page
-    assert "as printed: fails" in page
+    assert "2 (printed ≤ 1): does not hold" in page
     assert page.count("<svg") == 2
     assert "✗" in page
     ids = re.findall(r'\bid="([^"]+)"', page)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("tour")  # one worker builds the page once
 
 QUICK = Tour(seed=0, quick=True)
 TITLES = (
-    "One sentence",
+    "Attention in one screen",
     "The same scores, different regularisers",
     "Base measures",
     "Supports and certificates",
@@ -30,6 +30,7 @@ TITLES = (
     "Attention as estimation",
     "How far an output can move",
     "Experiments",
+    "The papers, checked",
 )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fenchel as fl
 from fenchel.report import draw
-from fenchel.report.chapter import Chapter, Figure, Tour
+from fenchel.report.chapter import Chapter, Figure, Table, Tour
 from fenchel.report.gallery import GALLERY, bumpy_scores
 
 ORDER = 20
@@ -29,10 +29,21 @@ _CURVES: tuple[tuple[str, fl.Regularizer], ...] = (
     ("alpha = 3", fl.Tsallis(3.0)),
 )
 
+_ROWS = (
+    ("Shannon()", "Σ p log p", "softmax: every key gets something"),
+    ("Tsallis(alpha)", "Σ (p^α − p) / (α(α − 1))", "entmax: exact zeros; sparsemax at 2"),
+    ("Norm(alpha)", "‖p‖_α", "normmax: near-equal weights on few keys"),
+    ("Budget(k)", "‖p‖² / 2 on 0 ≤ p ≤ 1, Σ p = k", "picks about k keys, none above one"),
+    ("Fused(strength)", "‖p‖² / 2 + strength Σ |p_i − p_j|", "equal weights on runs or patches"),
+)
+
 
 def chapter(tour: Tour) -> Chapter:
     figures = (_multiples(tour), _two_keys(), _line(tour), _grid(tour))
-    return Chapter("The same scores, different regularisers", _INTRO, figures)
+    rows = tuple((f"`{name}`", omega, effect) for name, omega, effect in _ROWS)
+    caption = "The regularisers of this version, at temperature one and without a base measure."
+    table = Table(caption, ("regulariser", "Ω(p)", "its map"), rows, words=True)
+    return Chapter("The same scores, different regularisers", _INTRO, figures, (table,))
 
 
 def _multiples(tour: Tour) -> Figure:

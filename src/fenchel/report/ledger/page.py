@@ -65,8 +65,9 @@ def anchor(id: str) -> str:
 
 
 def told(check: Check) -> str:
-    """The figure and its range: 2.1e−16 (≤ 1e−10)."""
-    return f"{number(check.figure, 4)} ({check.range()})"
+    """The figure and its range: 2.1e−16 (≤ 1e-10); 3 (printed ≤ 1) where it proves that wrong."""
+    printed = "printed " if check.as_printed else ""
+    return f"{number(check.figure, 4)} ({printed}{check.range()})"
 
 
 def _drawn(record: Record) -> list[Markup]:
