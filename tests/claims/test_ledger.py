@@ -152,3 +152,16 @@ def test_entries_are_found_by_any_of_their_names():
     assert find("F-A1").id == "F-E3.17/3.18"
     with pytest.raises(KeyError, match="D-Tab1, D-Tab2"):
         find("D-Tab")
+
+
+def test_the_readme_counts_them():
+    words = {9: "nine", 5: "five"}
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    held = {verdict: sum(c.verdict is verdict for c in LEDGER.values()) for verdict in Verdict}
+    assert f"computes the {len(LEDGER)} theorems" in text
+    assert (
+        f"{held[Verdict.CONFIRMED]} are confirmed, {held[Verdict.CORRECTED]} confirmed with" in text
+    )
+    assert f"{held[Verdict.REFUTED]} refuted with a counterexample" in text
+    assert f"{words[held[Verdict.NOT_CHECKABLE]]} cannot be checked" in text
+    assert f"{words[held[Verdict.DEFINITION]]} are definitions" in text
