@@ -33,7 +33,7 @@ bench: $(STAMP)  ## measured ratios, into results/
 	$(BIN)/fenchel bench integrals --out results/bench_integrals.json
 	$(BIN)/fenchel bench continuous --out results/bench_continuous.json
 
-docs: $(DOCS_STAMP)  ## the site, into build/docs
+docs: $(DOCS_STAMP)  ## the site, into build/docs; runs the code of every page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
 	@echo "open build/docs/index.html"
 

@@ -2,50 +2,52 @@
 
 import json
 import re
-import sys
-import types
 from pathlib import Path
 
 import pytest
-import torch
+
+from docs_site import snippets
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+REFERENCE = sorted((ROOT / "docs" / "api").glob("*.md"))
 README = (ROOT / "README.md").read_text()
-PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "ROADMAP.md"]
+PAGES = [
+    *DOCUMENTS,
+    *REFERENCE,
+    *(ROOT / f"{n}.md" for n in ("CONTRIBUTING", "CHANGELOG", "ROADMAP")),
+]
+
+# Pages of tables and of words; every other one shows code.
+WITHOUT_CODE = {"benchmarks.md", "ledger.md", "limits.md"}
 
 
 def blocks(path):
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    return snippets.blocks(path.read_text(), path.name)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
-def test_snippets_run(path, capsys, monkeypatch):
-    code = blocks(path)
-    assert code, "a page of the documents shows code"
-    torch.manual_seed(0)
-    page = types.ModuleType(f"page_{path.stem}")
-    monkeypatch.setitem(sys.modules, page.__name__, page)  # torch.compile looks classes up by name
-    for number, block in enumerate(code):
-        exec(compile(block, f"{path.name}, block {number}", "exec"), page.__dict__)
-    assert "Traceback" not in capsys.readouterr().out
+RUNNING = [path for path in DOCUMENTS if blocks(path)]
 
 
-SHOWING = [path for path in DOCUMENTS if "\n```text\n" in path.read_text()]
+def test_pages_show_code():
+    assert {path.name for path in DOCUMENTS} - {path.name for path in RUNNING} <= WITHOUT_CODE
 
 
-@pytest.mark.parametrize("path", SHOWING, ids=lambda p: p.name)
-def test_shown_outputs_are_what_is_printed(path, capsys):
-    """A block of text right after a block of code is its output."""
-    pattern = r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?"
-    pairs = re.findall(pattern, path.read_text(), re.DOTALL | re.MULTILINE)
-    assert any(shown for _, shown in pairs)
-    torch.manual_seed(0)
-    namespace = {}
-    for code, shown in pairs:
-        exec(code, namespace)
-        printed = capsys.readouterr().out
-        assert not shown or printed == shown
+@pytest.mark.parametrize("path", RUNNING, ids=lambda p: p.name)
+def test_snippets_run_and_print_what_is_shown(path):
+    """A block of text right after a block of code is its output; one with a picture draws it."""
+    with snippets.fresh(path.name) as namespace:
+        for block in blocks(path):
+            output = snippets.run(block, namespace, path.name)
+            assert "Traceback" not in output
+            assert block.shown is None or output == block.shown
+            if block.caption is not None:
+                assert snippets.figure(namespace, block, path.name).startswith("<svg")
+
+
+def test_some_outputs_are_shown():
+    """So that the comparison above compares something."""
+    assert any(block.shown for path in RUNNING for block in blocks(path))
 
 
 def test_the_page_that_registers_names_can_be_run_again(capsys):
@@ -53,13 +55,13 @@ def test_the_page_that_registers_names_can_be_run_again(capsys):
     for _ in range(2):
         namespace = {}
         for block in blocks(ROOT / "docs" / "huggingface.md"):
-            exec(block, namespace)
+            exec(block.code, namespace)
     assert "fenchel:mixed" in capsys.readouterr().out
 
 
 def test_the_first_snippet_of_the_readme_says_what_it_claims():
     namespace = {}
-    exec(blocks(ROOT / "README.md")[0], namespace)
+    exec(blocks(ROOT / "README.md")[0].code, namespace)
     assert 0 <= namespace["loss"] < 1e-12
     assert namespace["sol"].gap.max() < 1e-9
 
@@ -73,8 +75,10 @@ def test_local_links_lead_somewhere(path):
 
 
 def test_the_site_lists_every_page():
-    listed = set(re.findall(r": ([\w-]+\.md)", (ROOT / "mkdocs.yml").read_text()))
-    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")}
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"[-:] ([\w/-]+\.md)$", nav, re.MULTILINE)
+    folder = ROOT / "docs"
+    assert sorted(listed) == sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.md"))
 
 
 def test_the_table_of_times_is_the_measured_one():

@@ -61,7 +61,7 @@ def write(path: Path, records: Sequence[Record]) -> Path:
 
 def anchor(id: str) -> str:
     """Of an id, for links: letters, digits, and the rest as dashes."""
-    return "".join(letter if letter.isalnum() else "-" for letter in id.replace("+", "-plus"))
+    return "".join(letter if letter.isalnum() else "-" for letter in id)
 
 
 def told(check: Check) -> str:

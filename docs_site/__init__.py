@@ -1,0 +1,1 @@
+"""What `make docs` does beyond mkdocs: outputs, pictures, formulas, tables, the reference."""

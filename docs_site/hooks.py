@@ -1,0 +1,96 @@
+"""What mkdocs calls while it builds; see `hooks:` in mkdocs.yml."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+# mkdocs loads this file by its path; its neighbours are found from the folder above.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs_site import snippets
+from docs_site.formulas import Formulas
+from docs_site.snippets import Picture
+
+_Made = tuple[str, list[Picture]]
+
+_STYLE = "site.css"
+_MARKER = re.compile(r"^<!-- (?P<kind>bench|ledger|api)(?:: (?P<what>\S+))? -->$", re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    torch.set_num_threads(1)  # as in the tests, which compare the outputs
+    config.markdown_extensions.append(Formulas())  # markdown takes names and objects
+    config.extra_css.append(_STYLE)
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    style = Path(__file__).with_name(_STYLE).read_text(encoding="utf-8")
+    files.append(File.generated(config, _STYLE, content=style))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Markers last: what they bring is not run."""
+    name = page.file.src_uri
+    try:
+        markdown, pictures = snippets.produced(markdown, name)
+        markdown, more = _marked(markdown, name, config, files)
+    except (snippets.SnippetError, ValueError) as problem:
+        raise PluginError(str(problem)) from problem
+    folder = name.rpartition("/")[0]
+    for picture in pictures + more:
+        where = f"{folder}/{picture.name}" if folder else picture.name
+        files.append(File.generated(config, where, content=picture.svg))
+    return markdown
+
+
+def _marked(markdown: str, name: str, config: MkDocsConfig, files: Files) -> _Made:
+    """Each marker replaced by what it stands for."""
+    pictures: list[Picture] = []
+    stem = name.rpartition("/")[2].removesuffix(".md")
+    root = Path(config.config_file_path).parent
+
+    def replaced(match: re.Match[str]) -> str:
+        text, drawn = _KINDS[match["kind"]](match["what"], root / "results", stem, files)
+        pictures.extend(drawn)
+        return text
+
+    return _MARKER.sub(replaced, markdown), pictures
+
+
+def _bench(what: str | None, results: Path, stem: str, files: Files) -> _Made:
+    from docs_site import benchmarks
+
+    return benchmarks.section(what or "", results, stem)
+
+
+def _ledger(what: str | None, results: Path, stem: str, files: Files) -> _Made:
+    from docs_site import ledger
+
+    return ledger.section(results / "ledger.json"), []
+
+
+def _api(what: str | None, results: Path, stem: str, files: Files) -> _Made:
+    from docs_site import reference
+
+    api = [file.src_uri for file in files.documentation_pages() if file.src_uri.startswith("api/")]
+    pages = {f"fenchel.{uri.removeprefix('api/').removesuffix('.md')}" for uri in api}
+    module = what or ""
+    return reference.page(module, pages, 2 if module.count(".") < 2 else 3), []
+
+
+_KINDS: dict[str, Callable[[str | None, Path, str, Files], _Made]] = {
+    "bench": _bench,
+    "ledger": _ledger,
+    "api": _api,
+}
