@@ -1,6 +1,9 @@
 """`fenchel claims`: what it prints and writes, and its exit code."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -106,12 +109,31 @@ def test_list_computes_nothing():
     assert call("--list").output.split()[:3] == ["D-E1", "a", "mean"]
 
 
-def test_a_missing_extra_is_told(monkeypatch):
+def test_a_missing_extra_is_told_and_the_others_computed(monkeypatch):
     def needs(evidence: Evidence) -> None:
         raise ModuleNotFoundError("No module named 'ot'", name="ot")
 
     entry = Claim("M-W1", "", Verdict.CONFIRMED, needs)
-    monkeypatch.setattr(claims, "ledger", lambda: {"M-W1": entry})
+    monkeypatch.setattr(claims, "ledger", lambda: BOOK | {"M-W1": entry})
     result = call()
-    assert result.exit_code == 2
-    assert "M-W1 needs ot" in result.output
+    assert result.exit_code == 1
+    assert "for want of ot: M-W1" in result.output
+    assert "1 CONFIRMED, 1 REFUTED" in result.output
+
+
+@pytest.mark.usefixtures("book")
+def test_outputs_are_checked_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "run", None)
+    same = str(tmp_path / "x")
+    for words in (("--json", ""), ("--json", str(tmp_path)), ("--json", same, "--html", same)):
+        assert call(*words).exit_code == 2, words
+    told = call("--json", str(tmp_path / "none" / "x.json"))
+    assert "--json" in told.output
+
+
+def test_letters_that_a_terminal_lacks_do_not_end_the_work():
+    words = [sys.executable, "-m", "fenchel", "claims", "--list"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"L-5 " in done.stdout

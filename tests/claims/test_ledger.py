@@ -1,11 +1,14 @@
 """Every entry has a claim; each says its verdict, and none of them with a broken library."""
 
+import ast
+import math
 import os
 import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from fenchel import claims
 from fenchel.claims import Evidence, Verdict
@@ -110,6 +113,11 @@ def test_verdicts_are_the_expected_ones(written):
         assert LEDGER[id].verdict is expected, id
 
 
+def test_no_two_entries_share_a_name():
+    every = [name.casefold() for entry in claims.listed() for name in entry.names()]
+    assert len(every) == len(set(every))
+
+
 # ---- what a verdict needs
 
 
@@ -147,9 +155,44 @@ def test_nan_proves_nothing(method):
     assert said(Verdict.REFUTED, body).verdict is Verdict.CONTRADICTED
 
 
+def test_a_claim_that_fails_is_contradicted_and_says_why():
+    def body(evidence: Evidence) -> None:
+        evidence.below("fine", 0.0)
+        raise RuntimeError("no such thing")
+
+    record = said(Verdict.CONFIRMED, body)
+    assert record.verdict is Verdict.CONTRADICTED
+    assert "no such thing" in record.notes[0]
+
+
+def test_figures_of_several_keep_nan_and_refuse_none():
+    def body(figures):
+        return lambda evidence: evidence.below("x", figures, 1.0)
+
+    assert said(Verdict.CONFIRMED, body([0.5, torch.tensor([0.1, 0.75])])).checks[0].figure == 0.75
+    assert said(Verdict.CONFIRMED, body([0.5, math.nan])).verdict is Verdict.CONTRADICTED
+    assert said(Verdict.CONFIRMED, body([math.nan, 0.5])).verdict is Verdict.CONTRADICTED
+    assert "no figures" in said(Verdict.CONFIRMED, body([])).notes[0]
+
+
+def test_no_claim_reduces_figures_by_what_loses_nan():
+    """Python's max([0.1, nan]) is 0.1: a check takes the figures themselves."""
+    for path in sorted((Path(claims.__file__).parent).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("max", "min"):
+                assert len(node.args) > 1, f"{path.name}:{node.lineno}: use evidence.largest"
+
+
 def test_entries_are_found_by_any_of_their_names():
     assert find("d-e6").id == find("D-E5").id == "D-E5/E6"
     assert find("F-A1").id == "F-E3.17/3.18"
+    assert find("D-E28").id == "D-E27/28"
+    assert find(" F-E3.4 ").id == "F-E3.3/3.4"
+    assert find("D-E24").id == "D-E23..26"
+    assert find("F-A.20").id == "F-A.18..21"
+    assert find("F-E4.9").id == "F-E4.7..4.10"
+    assert find("F-A.38").id == "F-A.35..A.41"
+    assert find("M-L33").id == "M-L32/33/34"
     with pytest.raises(KeyError, match="D-Tab1, D-Tab2"):
         find("D-Tab")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Number = float | Tensor
+Figure = Number | Iterable[Number]  # several: the one that is furthest off counts
 IDENTITY = 1e-10  # of identities in float64
 DIFFERENCES = 1e-6  # of derivatives against central differences
 SLACK = 1e-12  # by which a bound may seem exceeded, from rounding
@@ -97,22 +98,23 @@ class Evidence:
 
     # ---- what it says
 
-    def below(self, what: str, figure: Number, bound: float = IDENTITY) -> None:
-        """The statement holds: figure <= bound. Of a tensor the largest counts."""
-        self._add(what, _largest(figure), -math.inf, bound)
+    def below(self, what: str, figure: Figure, bound: float = IDENTITY) -> None:
+        """The statement holds: figure <= bound. Of several the largest counts, and NaN before it;
+        Python's own max would lose it."""
+        self._add(what, largest(figure), -math.inf, bound)
 
-    def above(self, what: str, figure: Number, bound: float) -> None:
-        self._add(what, _smallest(figure), bound, math.inf)
+    def above(self, what: str, figure: Figure, bound: float) -> None:
+        self._add(what, smallest(figure), bound, math.inf)
 
     def near(self, what: str, figure: Number, expected: float, within: float) -> None:
         self._add(what, float(figure), expected - within, expected + within)
 
-    def printed_below(self, what: str, figure: Number, bound: float = IDENTITY) -> None:
+    def printed_below(self, what: str, figure: Figure, bound: float = IDENTITY) -> None:
         """The paper says figure <= bound, and that is false: the claim stands if it is not so."""
-        self._add(what, _largest(figure), -math.inf, bound, as_printed=True)
+        self._add(what, largest(figure), -math.inf, bound, as_printed=True)
 
-    def printed_above(self, what: str, figure: Number, bound: float) -> None:
-        self._add(what, _smallest(figure), bound, math.inf, as_printed=True)
+    def printed_above(self, what: str, figure: Figure, bound: float) -> None:
+        self._add(what, smallest(figure), bound, math.inf, as_printed=True)
 
     def printed_near(self, what: str, figure: Number, expected: float, within: float) -> None:
         self._add(what, float(figure), expected - within, expected + within, as_printed=True)
@@ -129,9 +131,18 @@ class Evidence:
         self.checks.append(Check(what, figure, low, high, as_printed))
 
 
-def _largest(figure: Number) -> float:
-    return float(figure.max()) if isinstance(figure, Tensor) else float(figure)
+def largest(figure: Figure) -> float:
+    """Of all entries of all of them; NaN if there is one. None at all is an error."""
+    return float(_joined(figure).max())
 
 
-def _smallest(figure: Number) -> float:
-    return float(figure.min()) if isinstance(figure, Tensor) else float(figure)
+def smallest(figure: Figure) -> float:
+    return float(_joined(figure).min())
+
+
+def _joined(figure: Figure) -> Tensor:
+    parts = [figure] if isinstance(figure, float | int | Tensor) else list(figure)
+    flat = [torch.as_tensor(part, dtype=torch.float64).detach().reshape(-1) for part in parts]
+    if not flat or not any(part.numel() for part in flat):
+        raise ValueError("a check of no figures proves nothing")
+    return torch.cat(flat)

@@ -111,15 +111,23 @@ def ledger() -> dict[str, Claim]:
 
 
 def run(claim: Claim, *, seed: int = 0, slow: bool = False, results: Path | None = None) -> Record:
-    """Compute, and say no more than the evidence allows."""
+    """Compute, and say no more than the evidence allows. A claim that fails to compute is
+    contradicted, and says by what; only a package that is missing is an error of the caller."""
     evidence = Evidence(seed, slow, results)
     started = time.perf_counter()
-    claim.body(evidence)
+    failure = ""
+    try:
+        claim.body(evidence)
+    except ModuleNotFoundError:
+        raise
+    except Exception as problem:  # the other claims go on
+        failure = f"{type(problem).__name__}: {problem}"
+        evidence.note(f"not computed: {failure}")
     seconds = time.perf_counter() - started
     return Record(
         claim.id,
         claim.statement,
-        _verdict(claim, evidence),
+        Verdict.CONTRADICTED if failure else _verdict(claim, evidence),
         tuple(evidence.checks),
         evidence.correction,
         evidence.counterexample,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 PAPERS = {
@@ -66,7 +67,7 @@ _OTHERS = {
     "L-1": ("L-E1", "L-E4", "L-E5"),
     "L-2": ("L-E2", "L-E3"),
     "F-E3.17/3.18": ("F-A1",),
-    "F-T1": ("F-E4.1", "F-A.1..A.10"),
+    "F-T1": ("F-E4.1", "F-A.1..A.5", "F-A.8..A.10"),
     "F-E4.6": ("F-A2",),
     "F-E4.7..4.10": ("F-A3fwd",),
     "F-E4.11/4.12": ("F-A3bwd",),
@@ -84,9 +85,26 @@ class Listed:
         return self.id[0]
 
     def names(self) -> set[str]:
-        """D-E5/E6 is asked for as D-E5/E6, D-E5 and D-E6."""
-        parts = self.id.removeprefix(f"{self.paper}-").split("/")
-        return {self.id, *self.others, *(f"{self.paper}-{part}" for part in parts)}
+        """D-E5/E6 is asked for as D-E5/E6, D-E5 and D-E6; F-E3.3/3.4 also as F-E3.4; D-E23..26 also
+        as D-E24."""
+        found = {self.id, *self.others}
+        for name in (self.id, *self.others):
+            parts = name.removeprefix(f"{self.paper}-").split("/")
+            kind = re.match(r"[A-Za-z.]*", parts[0])
+            assert kind is not None
+            for part in parts:
+                whole = part if part[0].isalpha() else kind.group() + part
+                found |= {f"{self.paper}-{each}" for each in _between(whole)}
+        return found
+
+
+def _between(name: str) -> list[str]:
+    """E23..26 names four, A.18..21 and E4.7..4.10 as well; anything else itself."""
+    ends = re.fullmatch(r"(\D*(?:\d+\.)?)(\d+)\.\.(?:\D*)(?:\d+\.)?(\d+)", name)
+    if ends is None:
+        return [name]
+    before, first, last = ends.group(1), int(ends.group(2)), int(ends.group(3))
+    return [name, *(f"{before}{number}" for number in range(first, last + 1))]
 
 
 def listed() -> tuple[Listed, ...]:
@@ -95,7 +113,7 @@ def listed() -> tuple[Listed, ...]:
 
 def find(name: str) -> Listed:
     """The entry of that name, whatever the case of its letters."""
-    entries = listed()
+    entries, name = listed(), name.strip()
     for entry in entries:
         if name.casefold() in {known.casefold() for known in entry.names()}:
             return entry

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import sys
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +49,9 @@ def root(
     ] = False,
 ) -> None:
     """Attention as a regularised problem: exact sparse maps with a certificate."""
+    for stream in (sys.stdout, sys.stderr):  # a Greek letter must not end an hour of work
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 @app.command(epilog="Example: fenchel info --json")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fenchel import claims as book
+from fenchel._files import write_whole
 from fenchel.bench import machine
 from fenchel.claims import PAPERS, Claim, Record, Verdict
 from fenchel.claims.listed import find
@@ -63,29 +64,48 @@ def claims(
     check of consistency that was run) or DEFINITION. CONTRADICTED, and exit code 1: a computation
     does not bear out what the ledger says. Needs the extras report, transport and experiments.
     """
-    for path in (html, Path(as_json) if as_json not in (None, "-") else None):
-        if path is not None:
-            check_folder(path.parent)
     chosen = _chosen(paper or [], id or [])
+    _check_outputs(as_json, html)
     if only_list:
         for claim in chosen:
             typer.echo(f"{claim.id:<24} {claim.statement}")
         return
     if results is None and _RESULTS.is_dir():
         results = _RESULTS
-    records = []
+    records, missing = [], {}
     with progress_bar() as progress, machine.one_thread():
         task = progress.add_task("", total=len(chosen))
         for claim in chosen:
             progress.update(task, description=claim.id)
             try:
                 records.append(book.run(claim, seed=seed, slow=slow, results=results))
-            except ModuleNotFoundError as missing:
-                raise typer.BadParameter(f"{claim.id} needs {missing.name}; {_EXTRAS}") from None
+            except ModuleNotFoundError as package:
+                missing[claim.id] = package.name
             progress.advance(task)
     _tell(records, as_json, html)
-    if any(record.verdict is Verdict.CONTRADICTED for record in records):
+    if missing:
+        names = ", ".join(sorted({str(name) for name in missing.values()}))
+        told = f"not computed, for want of {names}: {', '.join(missing)}; {_EXTRAS}"
+        typer.echo(told, err=True)
+    if missing or any(record.verdict is Verdict.CONTRADICTED for record in records):
         raise typer.Exit(1)
+
+
+def _check_outputs(as_json: str | None, html: Path | None) -> None:
+    """Before the work, so that nobody waits a minute for an error."""
+    if as_json is not None and as_json != "-":
+        path = Path(as_json)
+        if not as_json or path.is_dir():
+            raise typer.BadParameter(f"{as_json!r} is no file; give one, or -", param_hint="--json")
+        check_folder(path.parent, "--json")
+        if html is not None and path.absolute() == html.absolute():
+            raise typer.BadParameter("--json and --html name the same file")
+    if html is not None:
+        check_folder(html.parent, "--html")
+        try:
+            import fenchel.report.ledger.page  # noqa: F401
+        except ModuleNotFoundError as package:
+            raise typer.BadParameter(f"--html needs {package.name}; {_EXTRAS}") from None
 
 
 def _chosen(papers: list[str], ids: list[str]) -> list[Claim]:
@@ -114,7 +134,7 @@ def _tell(records: list[Record], as_json: str | None, html: Path | None) -> None
     else:
         _print(records)
         if as_json is not None:
-            Path(as_json).write_text(document + "\n", encoding="utf-8")
+            write_whole(Path(as_json), (document + "\n").encode("utf-8"))
             typer.echo(as_json)
     if html is not None:
         from fenchel.report.ledger import page
@@ -142,10 +162,10 @@ def _table(records: list[Record]) -> Table:
     """Statements are folded, so that nothing is cut on a narrow terminal."""
     table = Table()
     table.add_column("id", no_wrap=True)
-    table.add_column("verdict")
+    table.add_column("verdict", overflow="fold")
     table.add_column("statement", ratio=1)
-    table.add_column("figure", justify="right")
-    table.add_column("must be", justify="right")
+    table.add_column("figure", justify="right", overflow="fold")
+    table.add_column("must be", justify="right", overflow="fold")
     for record in records:
         main = record.figure
         verdict = Text(record.verdict.value, style=_COLOURS[record.verdict])

@@ -68,10 +68,10 @@ def no_picture(missing: ModuleNotFoundError) -> str:
     return f'no picture: {missing.name} is missing; pip install -c constraints.txt ".[report]"'
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, option: str = "--out") -> None:
     """Before the work; a folder that is not there is more often misspelt than wanted."""
     if not folder.is_dir():
-        raise typer.BadParameter(f"there is no folder {folder}; make it first", param_hint="--out")
+        raise typer.BadParameter(f"there is no folder {folder}; make it first", param_hint=option)
 
 
 def make_folder(folder: Path) -> None:
