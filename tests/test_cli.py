@@ -62,7 +62,7 @@ def test_info_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     paths = {path.name: path for path in machine.fast_paths()}
-    assert 'pip install "fenchel[hf]"' in paths["extra: hf"].why
+    assert 'pip install -c constraints.txt ".[hf]"' in paths["extra: hf"].why
     assert not paths["torch.compile"].active
     assert "no C++ compiler" in paths["torch.compile"].why
 

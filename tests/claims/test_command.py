@@ -117,7 +117,7 @@ def test_a_missing_extra_is_told_and_the_others_computed(monkeypatch):
     monkeypatch.setattr(claims, "ledger", lambda: BOOK | {"M-W1": entry})
     result = call()
     assert result.exit_code == 1
-    assert "for want of ot: M-W1" in result.output
+    assert "for want of POT: M-W1" in result.output
     assert "1 CONFIRMED, 1 REFUTED" in result.output
 
 

@@ -102,4 +102,4 @@ def _extra(extra: str) -> FastPath:
     name = f"extra: {extra}"
     if not missing:
         return FastPath(name, True, "installed")
-    return FastPath(name, False, f'{", ".join(missing)} missing; pip install "fenchel[{extra}]"')
+    return FastPath(name, False, f'{", ".join(missing)} missing; pip install -c constraints.txt ".[{extra}]"')

@@ -118,7 +118,7 @@ def run(claim: Claim, *, seed: int = 0, slow: bool = False, results: Path | None
     failure = ""
     try:
         claim.body(evidence)
-    except ModuleNotFoundError:
+    except ImportError:
         raise
     except Exception as problem:  # the other claims go on
         failure = f"{type(problem).__name__}: {problem}"

@@ -29,6 +29,7 @@ _COLOURS = {
     Verdict.CONTRADICTED: "bold red",
 }
 _RESULTS = Path("results/experiments")
+_INSTALLED_AS = {"ot": "POT", "sklearn": "scikit-learn"}
 _EXTRAS = 'pip install -c constraints.txt ".[report,transport,experiments]"'
 
 
@@ -79,8 +80,8 @@ def claims(
             progress.update(task, description=claim.id)
             try:
                 records.append(book.run(claim, seed=seed, slow=slow, results=results))
-            except ModuleNotFoundError as package:
-                missing[claim.id] = package.name
+            except ImportError as package:
+                missing[claim.id] = _INSTALLED_AS.get(str(package.name), package.name)
             progress.advance(task)
     _tell(records, as_json, html)
     if missing:
@@ -186,7 +187,8 @@ def _explain(console: Console, record: Record) -> None:
             console.print(Text(f"  {label}: {text}" if label else f"  {text}"), soft_wrap=True)
     for check in record.checks:
         mark = "✓" if check.bears_out else "✗"
-        printed = " (as printed)" if check.as_printed else ""
-        told = f"  {mark} {check.what}: {check.figure:.6g}, {check.range()}{printed}"
+        printed = "printed " if check.as_printed else ""
+        holds = f": {'holds' if check.inside else 'does not hold'}" if check.as_printed else ""
+        told = f"  {mark} {check.what}: {check.figure:.6g} ({printed}{check.range()}){holds}"
         console.print(Text(told), soft_wrap=True)
     console.print()

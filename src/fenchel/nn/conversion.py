@@ -62,7 +62,8 @@ def _find(model: Module) -> list[Module]:
     if not found:
         raise ValueError(
             f"found no torch.nn.MultiheadAttention in {type(model).__name__}, nor a converted one; "
-            "for a model that calls scaled_dot_product_attention use fenchel.replace_sdpa"
+            "for a Hugging Face model use fenchel.hf.convert, for one that calls "
+            "scaled_dot_product_attention itself fenchel.replace_sdpa"
         )
     return found
 
