@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as etree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import unescape
 from typing import Any
 
@@ -20,6 +20,7 @@ from markdown.inlinepatterns import InlineProcessor
 # No space inside the dollars, no digit after them: $5 and $6 are prices.
 _INLINE = r"(?<![\\$\w])\$(?![\s$])((?:\\.|[^$\\])*?)(?<!\s)\$(?![\w$])"
 _DISPLAY = r"(?<![\\$])\$\$((?:\\.|[^$\\])+?)\$\$(?!\$)"
+_ALONE = r"(?<![\\$])\$\$([^\n]{0,40})"  # what the pattern above did not take
 _AFTER_CODE = 185  # backticks have 190, escapes 180: a formula keeps its backslashes
 
 # Written in another way, for the package.
@@ -88,19 +89,37 @@ def _base(element: etree.Element) -> etree.Element:
 
 
 class _Formula(InlineProcessor):
-    def __init__(self, pattern: str, md: Markdown, display: bool) -> None:
+    def __init__(self, pattern: str, md: Markdown, owner: Formulas, display: bool) -> None:
         super().__init__(pattern, md)
-        self.display = display
+        self.owner, self.display = owner, display
 
     def handleMatch(self, m: re.Match[str], data: str) -> Any:
-        stored = self.md.htmlStash.store(mathml(m[1], self.display))
+        stored = self.md.htmlStash.store(self.owner.mathml(m[1], self.display))
         return stored, m.start(0), m.end(0)
 
 
+class _Alone(InlineProcessor):
+    """Dollars whose like is not in the same paragraph would be shown as they are."""
+
+    def __init__(self, md: Markdown, owner: Formulas) -> None:
+        super().__init__(_ALONE, md)
+        self.owner = owner
+
+    def handleMatch(self, m: re.Match[str], data: str) -> Any:
+        raise self.owner.refused(
+            f"no formula from {m[0]!r}: it ends with $$ in the same paragraph, without blank "
+            "lines or dollars inside; dollars that are none are written \\$ or as code"
+        )
+
+
 class _Block(BlockProcessor):
-    """A paragraph that is one formula: no <p> around it, and blank lines within it are refused."""
+    """A paragraph that is one formula: no <p> around it."""
 
     _WHOLE = re.compile(rf"^{_DISPLAY}\s*$", re.DOTALL)
+
+    def __init__(self, md: Markdown, owner: Formulas) -> None:
+        super().__init__(md.parser)
+        self.owner = owner
 
     def test(self, parent: etree.Element, block: str) -> bool:
         return bool(self._WHOLE.match(block))
@@ -109,13 +128,32 @@ class _Block(BlockProcessor):
         match = self._WHOLE.match(blocks.pop(0))
         assert match is not None
         element = etree.SubElement(parent, "div", {"class": "formula"})
-        element.text = self.parser.md.htmlStash.store(mathml(match[1], display=True))
+        made = self.owner.mathml(match[1], display=True)
+        element.text = self.parser.md.htmlStash.store(made)
 
 
 class Formulas(Extension):
+    """error: raised where a formula is none. page: what is being read, for its message."""
+
+    def __init__(self, error: Callable[[str], Exception] = FormulaError) -> None:
+        super().__init__()
+        self.error = error
+        self.page = ""
+
     def extendMarkdown(self, md: Markdown) -> None:
-        display = _Formula(_DISPLAY, md, display=True)
+        display = _Formula(_DISPLAY, md, self, display=True)
+        inline = _Formula(_INLINE, md, self, display=False)
         md.inlinePatterns.register(display, "formula-display", _AFTER_CODE + 1)
-        md.inlinePatterns.register(_Formula(_INLINE, md, display=False), "formula", _AFTER_CODE)
-        md.parser.blockprocessors.register(_Block(md.parser), "formula-block", 75)
+        md.inlinePatterns.register(inline, "formula", _AFTER_CODE)
+        md.inlinePatterns.register(_Alone(md, self), "formula-alone", _AFTER_CODE - 1)
+        md.parser.blockprocessors.register(_Block(md, self), "formula-block", 75)
         md.ESCAPED_CHARS.append("$")
+
+    def mathml(self, latex: str, display: bool) -> str:
+        try:
+            return mathml(latex, display)
+        except FormulaError as problem:
+            raise self.refused(str(problem)) from problem
+
+    def refused(self, told: str) -> Exception:
+        return self.error(f"{self.page}: {told}" if self.page else told)

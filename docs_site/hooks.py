@@ -24,11 +24,13 @@ _Made = tuple[str, list[Picture]]
 
 _STYLE = "site.css"
 _MARKER = re.compile(r"^<!-- (?P<kind>bench|ledger|api)(?:: (?P<what>\S+))? -->$", re.MULTILINE)
+_MEANT = re.compile(r"<!--\W*(?:bench|ledger|api)", re.IGNORECASE)
+_FORMULAS = Formulas(PluginError)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     torch.set_num_threads(1)  # as in the tests, which compare the outputs
-    config.markdown_extensions.append(Formulas())  # markdown takes names and objects
+    config.markdown_extensions.append(_FORMULAS)  # markdown takes names and objects
     config.extra_css.append(_STYLE)
     return config
 
@@ -42,6 +44,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Markers last: what they bring is not run."""
     name = page.file.src_uri
+    _FORMULAS.page = name  # mkdocs makes the HTML of a page right after this
     try:
         markdown, pictures = snippets.produced(markdown, name)
         markdown, more = _marked(markdown, name, config, files)
@@ -55,17 +58,26 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _marked(markdown: str, name: str, config: MkDocsConfig, files: Files) -> _Made:
-    """Each marker replaced by what it stands for."""
+    """Each marker replaced by what it stands for; one that is misspelt is refused."""
+    parts: list[str] = []
     pictures: list[Picture] = []
     stem = name.rpartition("/")[2].removesuffix(".md")
     root = Path(config.config_file_path).parent
-
-    def replaced(match: re.Match[str]) -> str:
-        text, drawn = _KINDS[match["kind"]](match["what"], root / "results", stem, files)
-        pictures.extend(drawn)
-        return text
-
-    return _MARKER.sub(replaced, markdown), pictures
+    end = 0
+    for comment in snippets.comments(markdown):
+        marker = _MARKER.match(markdown, comment.start())
+        if marker is not None:
+            text, drawn = _KINDS[marker["kind"]](marker["what"], root / "results", stem, files)
+            pictures.extend(drawn)
+            parts += [markdown[end : comment.start()], text]
+            end = comment.end()
+        elif _MEANT.match(comment[0]):
+            raise ValueError(
+                f"{name}: {comment[0]!r} is no marker: those are <!-- ledger -->, "
+                "<!-- bench: name --> and <!-- api: module -->, alone on their lines; other "
+                f"comments begin with another word: line {snippets.line_of(markdown, comment)}"
+            )
+    return "".join([*parts, markdown[end:]]), pictures
 
 
 def _bench(what: str | None, results: Path, stem: str, files: Files) -> _Made:
@@ -77,6 +89,8 @@ def _bench(what: str | None, results: Path, stem: str, files: Files) -> _Made:
 def _ledger(what: str | None, results: Path, stem: str, files: Files) -> _Made:
     from docs_site import ledger
 
+    if what is not None:
+        raise ValueError(f"the ledger has no parts, got {what!r}; write <!-- ledger -->")
     return ledger.section(results / "ledger.json"), []
 
 

@@ -18,15 +18,18 @@ from typing import Any
 
 import torch
 
-# A longer fence shows blocks, and what it shows is not run.
-_LONGER = r"^(?P<fence>`{4,})[^\n]*\n.*?^(?P=fence)`*[ ]*$"
-_BLOCK = (
-    r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```[ ]*$"
-    r"(?:\n\n?```text\n(?P<shown>.*?)^```[ ]*$)?"
+# A fence of any language covers what it shows up to its like: that is not run. In a list or a
+# quote it may end at another depth. A comment hides what it holds; one in a code span does not.
+_FENCE = (
+    r"^(?P<nested>(?:[ \t>]|[-*+] |\d+[.)] )+)?(?P<fence>`{3,}(?=[^`\n]*$)|~{3,}(?!~))"
+    r"(?P<info>[^\n]*)(?:\n(?P<code>.*?)(?P<closed>^(?(nested)[ \t>]*)(?P=fence)[ ]*$))?"
 )
-_FOUND = re.compile(f"{_LONGER}|{_BLOCK}", re.DOTALL | re.MULTILINE)
-_INDENTED = re.compile(r"^[ \t]+```python", re.MULTILINE)
-_INFO = re.compile(r'(?: picture="(?P<caption>[^"]+)")?\s*')
+_COMMENT = r"(?<!`)(?P<comment><!--.*?(?:-->|\Z))"
+_FOUND = re.compile(f"{_FENCE}|{_COMMENT}", re.DOTALL | re.MULTILINE)
+_SHOWN = re.compile(r"\n\n?```text\n(?P<shown>.*?)^```[ ]*$", re.DOTALL | re.MULTILINE)
+_PYTHON = re.compile(r"\s*(?:\.?py|\{(?:[^}]*[\s.:])?py)", re.IGNORECASE)
+_HIDDEN = re.compile(f"(?:`{{3,}}|~{{3,}}){_PYTHON.pattern}", re.IGNORECASE)
+_INFO = re.compile(r'python(?: picture="(?P<caption>[^"]+)")?\s*')
 
 
 class SnippetError(Exception):
@@ -49,27 +52,48 @@ class Block:
 
 def blocks(text: str, page: str = "the page") -> list[Block]:
     """In order. What looks like a block and would not be run is refused."""
-    indented = _INDENTED.search(text)
-    if indented:
-        raise SnippetError(f"{page}: a block that is indented is not run: {_place(text, indented)}")
     found: list[Block] = []
     for match in _FOUND.finditer(text):
-        if match["fence"]:
-            continue
-        info = _INFO.fullmatch(match["info"])
+        wrong = _wrong(match)
+        if wrong:
+            raise SnippetError(f"{page}: {wrong}: line {line_of(text, match)}")
+        info = None if match["comment"] else _INFO.fullmatch(match["info"])
         if info is None:
-            raise SnippetError(
-                f'{page}: after ```python comes nothing or picture="caption", got '
-                f"{match['info'].strip()!r}: {_place(text, match)}"
-            )
-        line = text.count("\n", 0, match.start()) + 1
-        place = (line, len(found) + 1, match.start(), match.end())
-        found.append(Block(match["code"], *place, match["shown"], info["caption"]))
+            continue
+        output = _SHOWN.match(text, match.end())
+        shown, end = (output["shown"], output.end()) if output else (None, match.end())
+        place = (line_of(text, match), len(found) + 1, match.start(), end)
+        found.append(Block(match["code"], *place, shown, info["caption"]))
     return found
 
 
-def _place(text: str, match: re.Match[str]) -> str:
-    return f"line {text.count(chr(10), 0, match.start()) + 1}"
+def _wrong(match: re.Match[str]) -> str:
+    """Why a fence or a comment is refused; nothing if it is not."""
+    if match["comment"]:
+        hidden = _HIDDEN.search(match["comment"])
+        return "a block in a comment is not run; take it out" if hidden else ""
+    fence, info = match["fence"], match["info"]
+    if not match["closed"]:
+        return f"the fence {fence}{info} is never closed by a line {fence}"
+    if not _PYTHON.match(info):
+        return ""
+    if match["nested"]:
+        return "a block that is indented, quoted or in a list is not run"
+    if fence != "```" or not _INFO.fullmatch(info):
+        return (
+            "a block that runs begins with ```python and after it nothing or "
+            f'picture="caption", got {fence}{info}'
+        )
+    return ""
+
+
+def comments(text: str) -> Iterator[re.Match[str]]:
+    """Those that no fence shows."""
+    return (match for match in _FOUND.finditer(text) if match["comment"])
+
+
+def line_of(text: str, match: re.Match[str]) -> int:
+    return text.count("\n", 0, match.start()) + 1
 
 
 # ---- running
@@ -91,26 +115,40 @@ def fresh(page: str) -> Iterator[dict[str, Any]]:
             sys.modules[module.__name__] = before
 
 
+@contextmanager
+def _streams(printed: io.StringIO) -> Iterator[None]:
+    """Nothing to read: a block that asks would wait for whoever builds. Progress bars are lost."""
+    before = sys.stdin
+    sys.stdin = io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        sys.stdin = before
+
+
 def run(block: Block, namespace: dict[str, Any], page: str = "the page") -> str:
     """What it prints; and, as in a notebook, the value of a last bare expression, unless the block
     draws: there it is a thing of matplotlib."""
     name = f"{page}, block {block.number}"
     printed = io.StringIO()
+    if block.caption is not None:
+        namespace.pop("figure", None)  # that of an earlier block is not this one's picture
     try:
         tree = ast.parse(block.code, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        with redirect_stdout(printed), redirect_stderr(io.StringIO()):  # progress bars
+        with _streams(printed):
             exec(compile(tree, name, "exec"), namespace)
             if isinstance(last, ast.Expr):
                 value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
                 if value is not None and block.caption is None:
                     print(repr(value))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an exit would end the build as if all were well
         raise SnippetError(f"{name} (line {_line(block, name, error)}): {_told(error)}") from error
     return printed.getvalue()
 
 
-def _line(block: Block, name: str, error: Exception) -> int:
+def _line(block: Block, name: str, error: BaseException) -> int:
     """Of the page: the statement that failed, or the fence."""
     if isinstance(error, SyntaxError) and error.filename == name:
         return block.line + (error.lineno or 0)
@@ -118,7 +156,7 @@ def _line(block: Block, name: str, error: Exception) -> int:
     return block.line + next((f.lineno or 0 for f in frames if f.filename == name), 0)
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """The message of a SyntaxError without its place, which is told already."""
     return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
 

@@ -76,3 +76,24 @@ def test_names_are_set_apart_from_letters_and_not_from_brackets():
     thin = ("mspace", None)
     assert tags[:5] == [("mi", "x"), thin, ("mi", "log"), thin, ("mi", "x")]
     assert tags[6:8] == [("mi", "KL"), ("mo", "(")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$$\n\nx\n\n$$",
+        "$$\nx\n\ny\n$$",
+        "$$x",
+        "so x$$ is",
+        "$$\nx $y$\n$$",
+        "- item\n\n    $$\n\n",
+    ],
+)
+def test_dollars_without_their_like_are_refused(text):
+    with pytest.raises(FormulaError, match=r"no formula from .*same paragraph"):
+        shown(f"Before.\n\n{text}\n\nAfter.")
+
+
+@pytest.mark.parametrize("text", ["`$$`", "```\n$$\n```", "    $$", r"\$\$", r"a \$\$x\$\$ b"])
+def test_two_dollars_that_are_no_formula_are_left_alone(text):
+    assert "$$" in shown(text)

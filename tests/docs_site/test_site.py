@@ -88,7 +88,12 @@ def test_outputs_formulas_and_pictures_are_in_the_pages(site):
     ("text", "told"),
     [
         ("```python\n1 / 0\n```", "sub/other.md, block 1 (line 4): ZeroDivisionError"),
+        ("```python\nexit(0)\n```", "sub/other.md, block 1 (line 4): SystemExit: 0"),
         ("<!-- bench: nothing -->", "there is no benchmark 'nothing'"),
+        ("<!-- ledger: D-E1 -->", "the ledger has no parts, got 'D-E1'"),
+        ("So $\\foo$.", "sub/other.md: no MathML for $\\foo$"),
+        ("$$\n\\foo x\n$$", "sub/other.md: no MathML for $\\foo x$"),
+        ("$$\n\nx\n\n$$", "sub/other.md: no formula from '$$'"),
     ],
 )
 def test_an_error_in_a_page_stops_the_build_and_is_told(site, caplog, text, told):
@@ -96,6 +101,34 @@ def test_an_error_in_a_page_stops_the_build_and_is_told(site, caplog, text, told
         site(second=f"# Other\n\n{text}\n")
     assert told in caplog.text
     assert "sub/other.md" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        *("<!-- Ledger -->", "<!-- bench:maps -->", "<!--ledger-->", "<!-- api : fenchel -->"),
+        *(
+            "  <!-- ledger -->",
+            "See <!-- ledger -->",
+            "<!-- benchmark: maps -->",
+            "<!--- ledger -->",
+        ),
+        *("<!-- bench: maps attention -->", "<!--\napi: fenchel\n-->"),
+    ],
+)
+def test_a_misspelt_marker_stops_the_build(site, caplog, marker):
+    with pytest.raises(Abort):
+        site(second=f"# Other\n\n{marker}\n")
+    assert f"sub/other.md: {marker.removeprefix('See ').strip()!r} is no marker" in caplog.text
+    assert "line 3" in caplog.text
+
+
+def test_other_comments_and_markers_that_are_shown_are_kept(site):
+    shown = "```text\n<!-- ledger -->\n<!-- Bench -->\n```"
+    folder = site(second=f"# Other\n\n## Part\n\n<!-- Words -->\n\n`<!-- Api -->`\n\n{shown}\n")
+    text = (folder / "sub" / "other.html").read_text()
+    assert "<!-- Words -->" in text
+    assert all(f"&lt;!-- {word} --&gt;" in text for word in ("Api", "ledger", "Bench"))
 
 
 def test_the_ledger_of_the_site_is_put_in_and_its_anchors_are_known(site):

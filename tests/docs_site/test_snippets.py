@@ -1,5 +1,6 @@
 """Blocks of a page: found where they are, run in order, refused where they would not run."""
 
+import io
 import sys
 from textwrap import dedent
 
@@ -100,6 +101,89 @@ def test_an_error_names_page_block_and_line(error):
         snippets.produced(text, "a.md")
 
 
+@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)", "raise SystemExit", "exit()"])
+def test_an_exit_is_an_error(code):
+    with pytest.raises(snippets.SnippetError, match=r"a\.md, block 1 \(line \d\): SystemExit"):
+        snippets.produced(f"```python\n{code}\n```\n", "a.md")
+
+
+def test_who_builds_can_stop_a_block():
+    with pytest.raises(KeyboardInterrupt):
+        run_all("```python\nraise KeyboardInterrupt\n```\n")
+
+
+@pytest.mark.parametrize("code", ["input()", "import sys\nsys.stdin.readline()[0]"])
+def test_a_block_has_nothing_to_read(code, monkeypatch):
+    stdin = io.StringIO("of the builder\n")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(snippets.SnippetError, match=r"EOFError|IndexError"):
+        run_all(f"```python\n{code}\n```\n")
+    assert sys.stdin is stdin
+    assert stdin.read() == "of the builder\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *("~~~python", "``` python", "```py", "```Python", "```PY3", "````python", "```pycon"),
+        *("```{.python}", "``` { .python }", "```{#a .py}", "~~~{.py}"),
+        *("> ```python", ">```python", "- ```python", "1. ```python", "> - ~~~ Py", "\t```python"),
+    ],
+)
+def test_what_looks_like_a_block_and_would_not_run_is_refused(start):
+    end = "".join(letter for letter in start if letter in "`~")
+    with pytest.raises(snippets.SnippetError, match=r"a\.md: a block that .*: line 3$"):
+        snippets.blocks(f"# A\n\n{start}\n1\n{'> ' * (start[0] == '>')}{end}\n", "a.md")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n1\n",
+        "```python\n1\n````\n",
+        "```python\n1\n  ```\n",
+        "````text\n```python\n1\n```\n",
+        "~~~\n```python\n1\n```\n~~~~\n",
+        "> ```python\n> 1\n",
+        "```text",
+    ],
+)
+def test_a_fence_that_is_never_closed_is_refused(text):
+    with pytest.raises(snippets.SnippetError, match=r"never closed .*: line 3$"):
+        snippets.blocks(f"# A\n\n{text}")
+
+
+@pytest.mark.parametrize(
+    "comment", ["<!--\n{}\n-->", "A <!-- <!-- b\n{}\n-->", "<!-- {}", "<!-- {} -->"]
+)
+def test_a_block_in_a_comment_is_refused(comment):
+    text = "# A\n\n" + comment.replace("{}", "```python\n1\n```") + "\n"
+    with pytest.raises(snippets.SnippetError, match=r"in a comment .*: line 3$"):
+        snippets.blocks(text)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "~~~text\n```python\n1 / 0\n```\n~~~",
+        "```text\n```python\n1 / 0\n```",
+        "- ```text\n  ```python\n  ```",
+        "```text\n<!--\n```",
+        "`<!--` begins a comment",
+        "<!-- a comment\n```text\n-->",
+        "```a``` is code",
+    ],
+)
+def test_what_only_shows_a_block_or_a_comment_is_not_run(shown):
+    (block,) = snippets.blocks(f'{shown}\n\n```python\ns = """\n  ```py\n  ```\n"""\n```\n')
+    assert block.code == 's = """\n  ```py\n  ```\n"""\n'
+
+
+def test_comments_are_those_that_no_fence_shows():
+    text = "<!-- a -->\n```text\n<!-- b -->\n```\n`<!-- c -->` <!-- d\n-->\n"
+    assert [match[0] for match in snippets.comments(text)] == ["<!-- a -->", "<!-- d\n-->"]
+
+
 @pytest.mark.parametrize("info", [" title='x'", ' picture=""', "3", ' picture="a" more'])
 def test_a_block_that_would_be_left_out_is_refused(info):
     with pytest.raises(snippets.SnippetError, match="line 3"):
@@ -134,6 +218,16 @@ def test_a_picture_that_is_not_drawn_is_missed(code, found):
     text = f'```python picture="A line"\n{code}\n```\n'
     with pytest.raises(snippets.SnippetError, match=rf"block 1 \(line 1\).*got {found}"):
         snippets.produced(text, "a.md")
+
+
+def test_the_picture_of_an_earlier_block_is_not_shown_again():
+    text = DRAWN + '\n```python picture="Another"\nother = 1\n```\n'
+    with pytest.raises(snippets.SnippetError, match=r"block 2 \(line 8\).*got NoneType"):
+        snippets.produced(text, "a.md")
+
+
+def test_a_block_without_a_picture_knows_the_figure():
+    assert run_all(DRAWN + "\n```python\nlen(figure.axes)\n```\n") == ["drawn\n", "1\n"]
 
 
 def test_an_output_with_fences_keeps_its_own():
