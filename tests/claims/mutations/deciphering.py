@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 from tests.claims.mutations import Mutation, off_by
 
@@ -44,18 +46,46 @@ def without_base(true: Callable) -> Callable:
     return lambda scores, regularizer, base: true(scores, regularizer)
 
 
+def nan_weights_after(calls: int) -> Callable[[Callable], Callable]:
+    """Right for so many calls, and then with weights that are not numbers."""
+
+    def broken(true: Callable) -> Callable:
+        numbered = count()
+
+        def call(*args, **options):
+            found = true(*args, **options)
+            late = next(numbered) >= calls
+            return replace(found, weights=math.nan * found.weights) if late else found
+
+        return call
+
+    return broken
+
+
+def compared(multiplier: float = 1.0, mean_shift: float = 1.0) -> Mutation:
+    """What `Estimate.compare` says, times these factors."""
+
+    def broken(true: Callable) -> Callable:
+        return lambda lam, mean, shift: true(multiplier * lam, mean, mean_shift * shift)
+
+    return Mutation("fenchel.dual.result.Deviation", broken)
+
+
 ESTIMATE, FIRST, SECOND = (f"fenchel.dual.{x}" for x in ("estimate", "first_order", "second_order"))
 OTHER_RELIABILITY = Mutation(ESTIMATE, with_argument(3, lambda x: FACTOR * x))
 OTHER_SCORES = Mutation("fenchel.solve", with_argument(0, lambda x: FACTOR * x))
 WITHOUT_BASE = Mutation("fenchel.solve", without_base)
 MASK_FORGOTTEN = Mutation(ESTIMATE, with_argument(1, lambda u: u + 1e-3))
+NAN_LATER = Mutation(ESTIMATE, nan_weights_after(1))
 ONE_SIDED = Mutation("fenchel.nn.PositionPreference", with_option(bidirectional=False))
 
 MUTATIONS = {
     "D-E1": [
         Mutation(ESTIMATE, scaled("mean")),
         Mutation(ESTIMATE, scaled("weights")),
-        Mutation("fenchel.attention", off_by(100.0)),
+        Mutation(FIRST, scaled("mean")),
+        Mutation(SECOND, scaled("mean")),
+        Mutation("fenchel.attention", off_by(FACTOR)),
     ],
     "D-E2": [Mutation(FIRST, scaled("prior_mean"))],
     "D-E3": [OTHER_RELIABILITY, MASK_FORGOTTEN],
@@ -72,13 +102,25 @@ MUTATIONS = {
     ],
     "D-E10": [Mutation(ESTIMATE, scaled("multiplier")), Mutation(ESTIMATE, scaled("mean"))],
     "D-E11": [OTHER_SCORES, WITHOUT_BASE],
-    "D-E12": [OTHER_SCORES, Mutation("fenchel.dual.gaussian", scaled("dual_value"))],
+    "D-E12": [
+        OTHER_SCORES,
+        Mutation(ESTIMATE, scaled("multiplier")),
+        Mutation("fenchel.dual.gaussian", scaled("dual_value")),
+    ],
     "D-E13": [OTHER_RELIABILITY, Mutation(SECOND, scaled("multiplier"))],
-    "D-E14": [OTHER_RELIABILITY, Mutation(FIRST, scaled("multiplier"))],
-    "D-T2/E15": [OTHER_RELIABILITY, Mutation(FIRST, scaled("mean"))],
-    "D-T2dom": [OTHER_RELIABILITY, Mutation(FIRST, scaled("mean"))],
+    "D-E14": [
+        OTHER_RELIABILITY,
+        Mutation(FIRST, scaled("multiplier")),
+        compared(multiplier=FACTOR),
+    ],
+    "D-T2/E15": [OTHER_RELIABILITY, Mutation(FIRST, scaled("mean")), compared(mean_shift=2.0)],
+    "D-T2dom": [OTHER_RELIABILITY, Mutation(FIRST, scaled("mean")), compared(mean_shift=2.0)],
     "D-LIM": [Mutation(ESTIMATE, scaled("mean", by=1.01)), MASK_FORGOTTEN],
-    "D-Fig3": [OTHER_RELIABILITY, Mutation(FIRST, with_argument(2, lambda z: FACTOR * z))],
+    "D-Fig3": [
+        OTHER_RELIABILITY,
+        Mutation(FIRST, with_argument(2, lambda z: FACTOR * z)),
+        compared(mean_shift=2.0),
+    ],
     "D-E16": [Mutation(FIRST, scaled("mean")), Mutation("fenchel.attention", off_by(FACTOR))],
     "D-E17": [WITHOUT_BASE, ONE_SIDED],
     "D-E18": [ONE_SIDED, Mutation(FIRST, with_argument(1, lambda u: u**FACTOR))],
@@ -93,9 +135,17 @@ MUTATIONS = {
         Mutation(ESTIMATE, with_argument(1, lambda u: u.detach())),
     ],
     "D-Fig2": [Mutation(FIRST, scaled("weights")), Mutation(FIRST, scaled("mean"))],
-    "D-Fig4": [OTHER_RELIABILITY],
+    "D-Fig4": [OTHER_RELIABILITY, compared(multiplier=FACTOR)],
     "D-E23..26": [OTHER_SCORES, WITHOUT_BASE],
-    "D-E27/28": [OTHER_RELIABILITY, Mutation("fenchel.dual.reliability_of", off_by(FACTOR))],
-    "D-E29/30": [OTHER_RELIABILITY, Mutation("fenchel.dual.reliability_of", off_by(FACTOR))],
+    "D-E27/28": [
+        OTHER_RELIABILITY,
+        NAN_LATER,
+        Mutation("fenchel.dual.reliability_of", off_by(FACTOR)),
+    ],
+    "D-E29/30": [
+        OTHER_RELIABILITY,
+        NAN_LATER,
+        Mutation("fenchel.dual.reliability_of", off_by(FACTOR)),
+    ],
 }
 WITHOUT: dict[str, str] = {}

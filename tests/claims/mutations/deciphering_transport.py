@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tests.claims.mutations import Mutation, off_by
+from tests.claims.mutations.deciphering import nan_weights_after
 from tests.claims.mutations.onesided import spoiled
 
 
@@ -53,6 +54,7 @@ MUTATIONS = {
         Mutation(EXACT, spoiled(multiplier=1.001)),
         Mutation(FIRST, spoiled(weights=1.001)),
         Mutation(FIRST, spoiled(multiplier=1.001)),
+        Mutation(FIRST, nan_weights_after(3)),  # two for the orders, one for the formula
     ],
     "D-S9grp": [Mutation(FIRST, spoiled(weights=1.001))],
     "D-S9dot": [

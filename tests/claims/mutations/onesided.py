@@ -1,6 +1,7 @@
 """Of paper L: the library's solve, attention, maps and priors, broken."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.claims.mutations import Mutation, off_by
 
@@ -24,6 +25,23 @@ class Spoiled:
 def spoiled(**factors: float) -> Callable[[Callable], Callable]:
     """Its answer, with these parts of it times a factor."""
     return lambda true: lambda *args, **options: Spoiled(true(*args, **options), factors)
+
+
+def with_weights(factor: float) -> Callable[[Callable], Callable]:
+    """Off by a factor in the solution itself, so that what it computes of them is off as well."""
+
+    def broken(true: Callable) -> Callable:
+        def call(*args, **options):
+            found = true(*args, **options)
+            return replace(found, weights=factor * found.weights)
+
+        return call
+
+    return broken
+
+
+def with_more_scores(true: Callable) -> Callable:
+    return lambda scores, *args, **options: true(1.01 * scores, *args, **options)
 
 
 def with_options(**others: object) -> Callable[[Callable], Callable]:
@@ -51,6 +69,8 @@ FISHER = Mutation("fenchel.solve", spoiled(fisher=1.001))
 GRADIENT = Mutation("fenchel.solve", spoiled(gradient=1.001))
 ATTENTION = Mutation("fenchel.attention", off_by(1.001))
 TURNED = Mutation("fenchel.solve", turned)
+WEIGHTS_WITHIN = Mutation("fenchel.solve", with_weights(1.01))
+MORE_SCORES = Mutation("fenchel.solve", with_more_scores)
 
 MUTATIONS = {
     "L-1": [WEIGHTS, POTENTIAL, ATTENTION, TURNED],
@@ -62,6 +82,7 @@ MUTATIONS = {
     "L-3": [
         WEIGHTS,
         TURNED,
+        MORE_SCORES,
         Mutation("fenchel.measures.wasserstein1", off_by(1.2)),
         Mutation("fenchel.measures.entropic_wasserstein1", spoiled(lower=1.1)),
     ],
@@ -93,11 +114,11 @@ MUTATIONS = {
     ],
     "L-5": [WEIGHTS, GRADIENT, Mutation("fenchel.solve", spoiled(advantage=1.001))],
     "L-5q": [ATTENTION, Mutation("fenchel.attention", with_options(scale=None))],
-    "L-5pg": [GRADIENT, HESSIAN],
-    "L-5var": [GRADIENT, HESSIAN],
+    "L-5pg": [WEIGHTS, GRADIENT, HESSIAN, WEIGHTS_WITHIN, MORE_SCORES],
+    "L-5var": [WEIGHTS, GRADIENT, HESSIAN, WEIGHTS_WITHIN, MORE_SCORES],
     "L-6": [WEIGHTS, HESSIAN, FISHER, POTENTIAL],
     "L-6dual": [WEIGHTS, POTENTIAL],
-    "L-6KL": [Mutation("fenchel.solve", spoiled(fisher=1.01))],
+    "L-6KL": [WEIGHTS, FISHER, WEIGHTS_WITHIN, MORE_SCORES],
     "L-7": [HESSIAN, FISHER, TURNED],
 }
 WITHOUT: dict[str, str] = {}

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel.dual import Estimate
+from fenchel import dual
+from fenchel.claims.evidence import Evidence
 
 F64 = torch.float64
 _STEPS = 5_000
@@ -28,7 +29,7 @@ def worst(values: Sequence[Tensor]) -> Tensor:
     return torch.stack([value.abs().max() for value in values]).max()
 
 
-def weights_of(found: Estimate) -> Tensor:
+def weights_of(found: dual.Estimate) -> Tensor:
     assert found.weights is not None  # there are templates
     return found.weights
 
@@ -160,3 +161,18 @@ def descend(
     weights = torch.zeros(*logs.shape[:-1], len(live), dtype=F64)
     weights[..., live] = logs.exp()
     return weights
+
+
+def compare_by_hand(evidence: Evidence) -> None:
+    """Checks `Estimate.compare`, on which claims about relative errors rest."""
+    shift, multiplier, alphas = [], [], numbers([0.25, 1.0, 4.0])
+    for generator in evidence.generators():
+        problem = draw(generator)
+        rough, exact = (f(*problem.operands, alphas) for f in (dual.first_order, dual.estimate))
+        said = rough.compare(exact)
+        apart, moved = (rough.mean - exact.mean, exact.mean - problem.mean)
+        shift.append((said.mean_shift - apart.norm(dim=-1) / moved.norm(dim=-1)).abs())
+        apart, whole = (alphas[:, None] * problem.evidence - exact.multiplier, exact.multiplier)
+        multiplier.append((said.multiplier - apart.norm(dim=-1) / whole.norm(dim=-1)).abs())
+    evidence.below("|compare's mean_shift - |h - ĥ| / |ĥ - μ||, by hand", shift)
+    evidence.below("|compare's multiplier - |α z - λ*| / |λ*||, by hand", multiplier)

@@ -14,6 +14,7 @@ import fenchel as fl
 from fenchel import dual
 from fenchel.claims.deciphering._problems import (
     F64,
+    compare_by_hand,
     draw,
     halvings,
     normal,
@@ -296,6 +297,7 @@ def deviations(evidence: Evidence) -> None:
     evidence.below("change of the layer's weights", worst(moved))
     evidence.above("deviation at c = 4 over that at c = 1/8", overall[0] / overall[5], 50.0)
     evidence.below("| |λ* - α z| - α |ĥ - μ| |: what the figure measures", worst(apart), 1e-9)
+    compare_by_hand(evidence)
     found = ", ".join(f"{value:.3f}" for value in by_head[2].tolist())
     evidence.note(f"per-head means of random heads at c = 1: {found}")
     _measured(evidence)
@@ -317,11 +319,10 @@ def _random_heads(evidence: Evidence) -> tuple[Tensor, Tensor]:
 
 def _measured(evidence: Evidence) -> None:
     evidence.note(
-        "measured by `fenchel lens deviation` on 200 sentences (results/deviations.json), means of "
-        "the heads: MiniLM 0.025 to 0.108; flan-t5-small, encoder 0.0007 to 0.0038, decoder 0.0008 "
-        "to 0.0050, cross 0.0013 to 0.0023, with the printed templates x/√d'"
+        "`fenchel lens deviation` measures pretrained heads, with the printed templates x/√d'; "
+        "results/deviations.json holds what it found for MiniLM and flan-t5-small"
     )
     evidence.note(
-        "the same heads of MiniLM are off by 0.010 to 0.88 of |ĥ - μ| in the mean: a small "
-        "deviation of λ says that z is long beside the shift, not that the outputs agree"
+        "it stores |h - ĥ| / |ĥ - μ| beside the figure's ratio: a small deviation of λ says that z "
+        "is long beside the shift, not that the outputs agree"
     )

@@ -20,7 +20,7 @@ from fenchel.claims.deciphering._problems import (
     order,
     weights_of,
 )
-from fenchel.claims.evidence import DIFFERENCES, SLACK, Evidence
+from fenchel.claims.evidence import DIFFERENCES, SLACK, Evidence, largest
 from fenchel.claims.ledger import claim
 from fenchel.claims.verdicts import Verdict
 
@@ -135,11 +135,11 @@ def penalised_likelihood(evidence: Evidence) -> None:
         likelihood = _log_likelihood(problem, others, sigma)
         constant.append((likelihood + squares).std())
         quotient.append((likelihood / -squares).std())
-    evidence.below("|argmin of (27) - p~ at 1/(η σ²)|, by mirror descent", max(apart), 1e-9)
+    evidence.below("|argmin of (27) - p~ at 1/(η σ²)|, by mirror descent", apart, 1e-9)
     evidence.below("|(27) / η - (3)|, random p", torch.stack(ratio))
-    evidence.above("(27) at random p over that at p~, beyond η|p - p~|₁²/2", min(less), -SLACK)
-    evidence.below("spread of ℓ + |b - h|²/(2σ²): equal up to a constant", max(constant))
-    evidence.above("spread of their quotient: not proportional", max(quotient), 1e-3)
+    evidence.above("(27) at random p over that at p~, beyond η|p - p~|₁²/2", less, -SLACK)
+    evidence.below("spread of ℓ + |b - h|²/(2σ²): equal up to a constant", constant)
+    evidence.above("spread of their quotient: not proportional", largest(quotient), 1e-3)
 
 
 @claim(
@@ -161,8 +161,8 @@ def most_probable(evidence: Evidence) -> None:
         leaf = best.clone().requires_grad_()
         (slope,) = torch.autograd.grad(_log_posterior(problem, leaf, sigma, eta), leaf)
         stays.append((best * (slope - best @ slope)).abs().max())
-    evidence.printed_below("|argmin of the last display - p~|", max(unsquared), DIFFERENCES)
+    evidence.printed_below("|argmin of the last display - p~|", unsquared, DIFFERENCES)
     evidence.correction = "the last display lost the square of the norm: |b - h|²/(2ησ²) + KL(p, u)"
-    evidence.below("with the square: |argmin - p~|, by mirror descent", max(squared), 1e-9)
-    evidence.below("slope of the log-posterior along the simplex at p~", max(stays), 1e-9)
-    evidence.above("log-posterior of p~ less that of random p", min(posterior), 0.0)
+    evidence.below("with the square: |argmin - p~|, by mirror descent", squared, 1e-9)
+    evidence.below("slope of the log-posterior along the simplex at p~", stays, 1e-9)
+    evidence.above("log-posterior of p~ less that of random p", posterior, 0.0)

@@ -46,8 +46,8 @@ def accuracy_by_rate(evidence: Evidence) -> None:
     apart = sum(_difference(BY_RATE, rate).beyond_zero for rate in BY_RATE)
     evidence.near("rates at which the printed 95 % intervals are disjoint", apart, 3, 0)
     for which, name in enumerate(("ViT", "OT-ViT")):
-        others = max(BY_RATE[rate][which][0] for rate in BY_RATE if rate != "0.0003")
-        lead = BY_RATE["0.0003"][which][0] - others
+        best = BY_RATE["0.0003"][which][0]
+        lead = [best - BY_RATE[rate][which][0] for rate in BY_RATE if rate != "0.0003"]
         evidence.above(f"lead of the rate 0.0003 over the others, {name}", lead, _EXACT)
     evidence.note(
         "The accuracies come from training on CIFAR-100; only the arithmetic on the printed table "
@@ -66,11 +66,11 @@ def accuracy_by_data(evidence: Evidence) -> None:
     disjoint = [name for name, each in found.items() if each.beyond_zero]
     evidence.near("data sets with disjoint 95 % intervals", len(disjoint), 1, 0)
     evidence.near("of them CIFAR-100", disjoint.count("CIFAR-100"), 1, 0)
-    least = min(each.mean for each in found.values())
-    evidence.above("least difference of the means, OT-ViT − ViT", least, 0.0)
-    margin = min(each.mean - (each.half or 0.0) for each in found.values())
+    means = [each.mean for each in found.values()]
+    evidence.above("least difference of the means, OT-ViT − ViT", means, 0.0)
+    margins = [each.mean - (each.half or 0.0) for each in found.values()]
     evidence.printed_above(
-        "consistently outperforms: least distance between the intervals", margin, 0.0
+        "consistently outperforms: least distance between the intervals", margins, 0.0
     )
     rooted = [name for name in BY_DATA if _rooted(name).beyond_zero]
     evidence.near(
@@ -116,7 +116,10 @@ def _stored(folder: Path, sets: tuple[str, ...]) -> list[str]:
         from fenchel.experiments.vit.tables import accuracy
     except ModuleNotFoundError as missing:
         return [f'{missing.name} is missing; pip install -c constraints.txt ".[experiments]"']
-    documents = read_results(folder)
+    try:
+        documents = read_results(folder)
+    except ValueError as problem:
+        return [f"they cannot be read: {problem}"]
     found = []
     for data in sets:
         vit, transport = (

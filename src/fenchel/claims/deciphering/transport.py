@@ -23,7 +23,7 @@ from fenchel.claims.deciphering._transport import (
     solved,
     weights_of,
 )
-from fenchel.claims.evidence import DIFFERENCES, SLACK, Curves, Evidence
+from fenchel.claims.evidence import DIFFERENCES, SLACK, Curves, Evidence, largest
 from fenchel.claims.ledger import claim
 from fenchel.claims.verdicts import Verdict
 
@@ -155,7 +155,7 @@ def mean_of_the_true_preference(evidence: Evidence) -> None:
     evidence.below("|mean of the library − double sum|", torch.stack(off))
     evidence.below("|mean of the library − E_ũ t|", torch.stack(mean))
     evidence.above(
-        "|Σ ũ − 1| of an asymmetric cost, normalised over the second argument", max(row), 1e-4
+        "|Σ ũ − 1| of an asymmetric cost, normalised over the second argument", largest(row), 1e-4
     )
 
 
@@ -296,7 +296,7 @@ def true_preference(evidence: Evidence) -> None:
     evidence.below("|W(ũ, u) − min W|, min W = −W*(0)", torch.stack(least))
     evidence.above("W(p, u) − W(ũ, u) of other p", torch.stack(margins), -SLACK)
     evidence.below("|ũ of the library − (37)|", torch.stack(formula))
-    evidence.above("|Σ ũ − 1| of (37) with an asymmetric cost", max(rows), 1e-4)
+    evidence.above("|Σ ũ − 1| of (37) with an asymmetric cost", largest(rows), 1e-4)
     evidence.note(
         "(37) normalises over the second argument of M, which is right for a symmetric M alone; "
         "(38) normalises over the first, which is always right."

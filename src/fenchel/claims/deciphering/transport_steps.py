@@ -45,7 +45,7 @@ def first_order(evidence: Evidence) -> None:
     leading = [alphas[-1] ** 2 / GAMMA * (spread(x, GAMMA) @ x.evidence) for x in drawn]
     ratio = multipliers[-1] / float(torch.cat(leading).norm())
     evidence.near("|λ* − α z| / (α²/γ |Σ_j u_j Cov_j z|) at α = 2⁻⁹", ratio, 1.0, 0.05)
-    evidence.below("|weights to first order − (22)|", max(_formula(x) for x in drawn))
+    evidence.below("|weights to first order − (22)|", [_formula(x) for x in drawn])
     evidence.note("(44) repeats the index t' where its inner sum runs over t''.")
     lines = {"|λ* − α z|": (alphas, multipliers), "|p* − p(α z)|": (alphas, weights)}
     evidence.draw(Curves("Transport attention is right to first order", "α", "error", lines, "xy"))

@@ -23,6 +23,13 @@ def _solved(row: Row) -> fl.Solution:
     return fl.solve(row.scores, fl.Shannon(row.tau))
 
 
+def _log_slopes(scores: Tensor, tau: float = 1.0) -> Tensor:
+    """∇_s log p_j in row j, by autograd of log_softmax. (..., n) -> (..., n, n)"""
+    rows = scores.detach().reshape(-1, scores.shape[-1])
+    slopes: Tensor = torch.func.vmap(torch.func.jacrev(lambda s: (s / tau).log_softmax(-1)))(rows)
+    return slopes.unflatten(0, scores.shape[:-1]) if scores.dim() > 1 else slopes[0]
+
+
 def _backward(loss: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss, leaves)
 
@@ -84,19 +91,16 @@ def policy_gradient(evidence: Evidence) -> None:
     for generator in evidence.generators():
         row = draw(generator)
         solution, r = _solved(row), -row.losses
-        leaf = row.scores.requires_grad_()
-        exact = torch.autograd.functional.jacobian(
-            lambda s, t=row.tau: (s / t).log_softmax(-1), leaf
-        )
-        p = solution.weights
-        logs.append((solution.hessian() / p.unsqueeze(1) - exact).abs().max())
+        exact, p = _log_slopes(row.scores, row.tau), (row.scores / row.tau).softmax(-1)
+        logs.append((solution.hessian() / solution.weights.unsqueeze(1) - exact).abs().max())
+        logs.append((solution.weights - p).abs().max())
         descent = -solution.gradient(row.losses)
         plain.append(((p * r) @ exact - descent).abs().max())
         baselines = (p @ r, 10 * normal(generator, 1))
         based += [((p * (r - b)) @ exact - descent).abs().max() for b in baselines]
     evidence.below("|Σ_j p_j r_j ∇ log p_j + gradient of the library|", _largest(plain))
     evidence.below("the same with baselines E_p r and a random one", _largest(based))
-    evidence.below("|∇ log p_j of the library − autograd's|", _largest(logs))
+    evidence.below("|∇ log p_j and p of the library − autograd's and softmax|", _largest(logs))
 
 
 @claim(
@@ -105,14 +109,17 @@ def policy_gradient(evidence: Evidence) -> None:
     Verdict.CORRECTED,
 )
 def variance_of_the_policy_gradient(evidence: Evidence) -> None:
-    expected, least, shares = [], [], []
+    expected, least, shares, own = [], [], [], []
     count = evidence.trials(1000, 10_000)
     sizes = [0.25, 0.5, 1.0, 2.0, 3.0, 4.0]
     for generator in evidence.generators():
         unit, r = normal(generator, count, N), normal(generator, count, N)
         for size in sizes:
             solution = fl.solve(size * unit, fl.Shannon())
-            spreads = [_one_sample(solution, r - b) for b in _baselines(solution, r)]
+            p, logs = (size * unit).softmax(-1), _log_slopes(size * unit)
+            spreads = [_one_sample(p, logs, r - b) for b in _baselines(p, logs, r)]
+            own.append((solution.weights - p).abs().max())
+            own.append((solution.hessian() - p.unsqueeze(-1) * logs).abs().max())
             expected += [(mean - solution.gradient(r)).abs().max() for mean, _ in spreads]
             none, mean, best = (spread for _, spread in spreads)
             least += [(none - best).min(), (mean - best).min()]
@@ -122,6 +129,7 @@ def variance_of_the_policy_gradient(evidence: Evidence) -> None:
     evidence.below(
         "|expectation of one sample − gradient of the library|, three baselines", _largest(expected)
     )
+    evidence.below("|weights and hessian of the library − softmax, p_j ∇ log p_j|", _largest(own))
     evidence.above(
         "variance with another baseline − with b* = E[r |∇ log p|²] / E[|∇ log p|²]",
         torch.stack(least),
@@ -141,26 +149,19 @@ def variance_of_the_policy_gradient(evidence: Evidence) -> None:
     evidence.draw(Curves(title, "standard deviation of the scores", "share", lines))
 
 
-def _baselines(solution: fl.Solution, reward: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _baselines(p: Tensor, logs: Tensor, reward: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """None, the mean reward, and the one of least variance. (..., 1) each"""
-    p = solution.weights
     mean = (p * reward).sum(-1, keepdim=True)
-    lengths = p * _scores(solution).square().sum(-1)
+    lengths = p * logs.square().sum(-1)
     best = (lengths * reward).sum(-1, keepdim=True) / lengths.sum(-1, keepdim=True)
     return torch.zeros_like(mean), mean, best
 
 
-def _scores(solution: fl.Solution) -> Tensor:
-    """∇_s log p_j in row j. (..., n, n)"""
-    return solution.hessian() / solution.weights.unsqueeze(-1)
-
-
-def _one_sample(solution: fl.Solution, reward: Tensor) -> tuple[Tensor, Tensor]:
+def _one_sample(p: Tensor, logs: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (..., n) and variance (...) of r_j ∇ log p_j with j ~ p, by going through all j."""
-    p = solution.weights.unsqueeze(-1)
-    sample = reward.unsqueeze(-1) * _scores(solution)
-    mean = (p * sample).sum(-2)
-    return mean, (p * (sample - mean.unsqueeze(-2)).square()).sum((-2, -1))
+    chance, sample = p.unsqueeze(-1), reward.unsqueeze(-1) * logs
+    mean = (chance * sample).sum(-2)
+    return mean, (chance * (sample - mean.unsqueeze(-2)).square()).sum((-2, -1))
 
 
 # ---- the geometry of the potential
@@ -184,11 +185,10 @@ def potential(evidence: Evidence) -> None:
         curvature = torch.func.jacrev(phi)(s.detach())
         second.append((solution.hessian() - curvature).abs().max())
         second.append((curvature - (p.diag() - p.outer(p)) / tau).abs().max())
-        logs = torch.autograd.functional.jacobian(lambda x, t=tau: (x / t).log_softmax(-1), s)
-        information = logs.T @ (p.unsqueeze(1) * logs)
+        information = _information(s, tau)
         fisher.append((solution.fisher() - information).abs().max())
         fisher.append((solution.hessian() - tau * information).abs().max())
-        natural.append((solution.hessian() - (tau**2 * information) / tau).abs().max())
+        natural.append((solution.hessian() - _information(s / tau) / tau).abs().max())
         values.append((solution.potential - tau * torch.logsumexp(row.scores / tau, -1)).abs())
     evidence.below(
         "|hessian of the library − τ F(s)|, and its F − E[score scoreᵀ]", _largest(fisher)
@@ -198,9 +198,15 @@ def potential(evidence: Evidence) -> None:
     )
     evidence.below("|∇φ − weights|, plain and of the library", _largest(first))
     evidence.below(
-        "|hessian − F(η) / τ|, F(η) = τ² F(s) in the coordinates η = s/τ", _largest(natural)
+        "|hessian − F(η) / τ|, F(η) that of log softmax(η) at η = s/τ", _largest(natural)
     )
     evidence.below("|potential of the library − τ LSE(s/τ)|", _largest(values))
+
+
+def _information(scores: Tensor, tau: float = 1.0) -> Tensor:
+    """E_p[∇ log p ∇ log pᵀ] of p = softmax(s/τ), from one row of scores. (n, n)"""
+    logs, p = _log_slopes(scores, tau), (scores.detach() / tau).softmax(-1)
+    return logs.T @ (p.unsqueeze(1) * logs)
 
 
 @claim(
@@ -238,6 +244,7 @@ def divergence_and_fisher(evidence: Evidence) -> None:
         ratios.append(pairs[:, 0] / pairs[:, 1])
     evidence.near("order of KL − dᵀ F d / 2 in |d|", slope(sizes, rests), 3.0, 0.1)
     evidence.below("|2 KL / (dᵀ F d) − 1| at the smallest d", (ratios[-1] - 1).abs(), 1e-2)
+    _weights_and_fisher(evidence, drawn)
     lines = {
         "KL − dᵀ F d / 2": (sizes, rests),
         "cubic": (sizes, [rests[-1] * (size / sizes[-1]) ** 3 for size in sizes]),
@@ -248,9 +255,20 @@ def divergence_and_fisher(evidence: Evidence) -> None:
 
 
 def _two_sides(row: Row, step: Tensor) -> Tensor:
-    solution = _solved(row)
-    moved = fl.solve(row.scores + step, fl.Shannon(row.tau)).weights
-    return torch.stack((divergence(moved, solution.weights), step @ solution.fisher() @ step / 2))
+    """KL by softmax, and the library's quadratic form."""
+    moved, p = ((s / row.tau).softmax(-1) for s in (row.scores + step, row.scores))
+    return torch.stack((divergence(moved, p), step @ _solved(row).fisher() @ step / 2))
+
+
+def _weights_and_fisher(evidence: Evidence, drawn: list[tuple[Row, Tensor]]) -> None:
+    weights, fisher = [], []
+    for row, step in drawn:
+        for s in (row.scores, row.scores + step):
+            solution = fl.solve(s, fl.Shannon(row.tau))
+            weights.append((solution.weights - (s / row.tau).softmax(-1)).abs())
+            fisher.append((solution.fisher() - _information(s, row.tau)).abs())
+    evidence.below("|weights of the library − softmax|, at s and s + d", weights)
+    evidence.below("|F of the library − E[∇ log p ∇ log pᵀ], by autograd|", fisher)
 
 
 @claim(

@@ -123,13 +123,17 @@ def one_source(evidence: Evidence) -> None:
     Verdict.CONFIRMED,
 )
 def limits(evidence: Evidence) -> None:
-    hard, even, cold, warm, bounds = [], [], [], [], []
+    hard, even, between, cold, warm, bounds = [], [], [], [], [], []
     for generator in evidence.generators():
         s = normal(generator, N)
         s[:2] = s.max() + 0.5
         shared = (s == s.max()).to(DOUBLE) / 2
         hard.append((fl.solve(s, fl.Shannon(2e-3)).weights - shared).abs().max())
         even.append((fl.solve(s, fl.Shannon(1e4)).weights - 1 / N).abs().max())
+        for tau in (0.1, 0.5, 1.0, 3.0, 20.0):
+            raised = ((s - s.max()) / tau).exp()
+            p = fl.solve(s, fl.Shannon(tau)).weights
+            between.append((p - raised / raised.sum()).abs().max())
         x, y = uniform(generator, 3, 2) / 2, uniform(generator, 4, 2) / 2  # no cost above 1
         a, b = distributions(generator, 3), distributions(generator, 4)
         mu, nu = measures.Empirical.of_masses(x, a), measures.Empirical.of_masses(y, b)
@@ -142,6 +146,7 @@ def limits(evidence: Evidence) -> None:
         bounds += [found.lower - least, least - found.upper]
     evidence.below("|weights at τ = 0.002 − argmax, two ties shared|", _largest(hard))
     evidence.below("|weights at τ = 10⁴ − 1/n|", _largest(even), 1e-3)
+    evidence.below("|weights at τ from 0.1 to 20 − e^{s/τ} / Z|", _largest(between))
     evidence.below(
         "cost of Sinkhorn's plan − W_0, above ε (H(a) + H(b)) or below 0, ε = 0.1",
         _largest(cold),
