@@ -85,6 +85,11 @@ def larger_mean(true: type) -> Callable:
     return call
 
 
+def idle(true: Callable) -> Callable:
+    """An attack that observes nothing."""
+    return lambda *args, **options: replace(true(*args, **options), observed=0.0)
+
+
 # ---- which
 
 
@@ -121,7 +126,9 @@ CONVOLUTION = Mutation(
         convolve=lambda true: lambda self, other: true.convolve(self, true.convolve(other, other))
     ),
 )
+IDLE = Mutation("fenchel.certificates.attack", idle)
 PROXIMITY = Mutation("fenchel.certificates.query_lipschitz", bound_off_by(0.999))
+GAUSSIAN_BOUND = "fenchel.certificates.gaussian_attention_lipschitz"
 MAXIMUM_ENTROPY = "fenchel.measures.maximum_entropy"
 
 
@@ -154,7 +161,7 @@ MUTATIONS = {
             ),
         ),
     ],
-    "M-W1": [W1],
+    "M-W1": [W1, Mutation("fenchel.measures.transport_plan", field_off_by("plan", 2))],
     "M-BL": [W1],
     "M-KL": [KL],
     "M-D13/D35": [CONVOLUTION],
@@ -167,7 +174,7 @@ MUTATIONS = {
     "M-L40": [W1, GAUSSIAN],
     "M-L41": [W1],
     "M-E9": [SOFTMATCH],
-    "M-NEG": [W1],
+    "M-NEG": [W1, constant("neighbourhood"), ATTENTION],
     "M-T14": [
         Mutation(
             MAXIMUM_ENTROPY,
@@ -180,25 +187,36 @@ MUTATIONS = {
     "M-P16": [
         Mutation("fenchel.measures.GridFamily", lambda true: lambda points, weights: true(points))
     ],
-    "M-P17": [PROJECTION],
-    "M-P19a": [constant("in_query"), W1],
-    "M-P19b": [constant("in_measure")],
-    "M-P20": [constant("projection"), PROJECTION],
+    "M-P17": [PROJECTION, W1],
+    "M-P19a": [constant("in_query"), W1, IDLE],
+    "M-P19b": [constant("in_measure"), W1, IDLE],
+    "M-P20": [constant("projection"), PROJECTION, W1],
     "M-P21": [LOOKUP],
     "M-D22": [
         Mutation(
             "fenchel.certificates.attack",
-            lambda true: lambda *args: replace(true(*args), observed=0.999),
-        )
+            lambda true: lambda *args, **options: replace(true(*args, **options), observed=0.999),
+        ),
+        W1,
     ],
-    "M-T23": [constant("attention")],
-    "M-C24": [constant("attention_query")],
+    "M-T23": [constant("attention"), W1, ATTENTION, IDLE],
+    "M-C24": [
+        constant("attention_query"),
+        IDLE,
+        Mutation("fenchel.attention", off_by(1.001)),
+    ],
     "M-C24+": [PROXIMITY],
-    "M-P25": [constant("neighbourhood")],
-    "M-P26": [constant("attention"), FLOW],
+    "M-P25": [constant("neighbourhood"), W1, ATTENTION, IDLE],
+    "M-P26": [constant("attention"), FLOW, W1],
     "M-R27": [FLOW],
-    "M-P28": [SOFTMATCH],
-    "M-T29": [GAUSSIAN, Mutation("fenchel.certificates.gaussian_constant", off_by(1.001))],
+    "M-P28": [SOFTMATCH, W1, IDLE],
+    "M-T29": [
+        GAUSSIAN,
+        Mutation("fenchel.certificates.gaussian_constant", off_by(1.001)),
+        *(Mutation(GAUSSIAN_BOUND, bound_off_by(factor)) for factor in (0.9, 1.001, 100)),
+        W1,
+        IDLE,
+    ],
     "M-C30": [GAUSSIAN],
 }
 WITHOUT = {}

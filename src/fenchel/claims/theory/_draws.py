@@ -71,3 +71,16 @@ def earth_movers(x: Tensor, a: Tensor, y: Tensor, b: Tensor) -> Tensor:
     cost = (x.unsqueeze(1) - y.unsqueeze(0)).abs().sum(-1)
     found: Any = ot.emd2((a / a.sum()).numpy(), (b / b.sum()).numpy(), cost.numpy())
     return torch.as_tensor(found, dtype=F64)
+
+
+def by_pot(mu: Empirical, nu: Empirical) -> Tensor:
+    """W1 of each pair of a batch (count), in the l1 norm."""
+    each = zip(mu.points, mu.weights, nu.points, nu.weights, strict=True)
+    return torch.stack([earth_movers(*pair) for pair in each])
+
+
+def on_the_line(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """W1 of weights a and b (..., n) on the same points (..., n, 1): ∫ |F − G|."""
+    places, order = x.squeeze(-1).expand(a.shape).sort(-1)
+    apart = (a - b).gather(-1, order).cumsum(-1).abs()
+    return (apart[..., :-1] * places.diff(dim=-1)).sum(-1)

@@ -54,6 +54,13 @@ class Spaces:
         """diam / eps. (count)"""
         return self.apart.amax((-2, -1)) / self.table.exp().amin((-2, -1))
 
+    def splitting(self, one: Empirical, other: Empirical, f: Tensor) -> Tensor:
+        """How far Ψμ(f) − Ψν(f) = (μ − ν)(G(f − Ψν(f))) / μ(G) is from holding."""
+        g, mu = self.table.exp(), self.mu.unsqueeze(1)
+        level = (other.weights @ f).unsqueeze(-1)  # Ψ_G ν(f), for every x
+        signed = ((mu - self.nu.unsqueeze(1)) * g * (f - level)).sum(-1) / (mu * g).sum(-1)
+        return (one.weights - other.weights) @ f - signed
+
 
 def by_hand(setting: Setting) -> tuple[float, float, float, float]:
     """eps, top, slope and diameter of G = exp(<x, y> / t) on [-1, 1]^d."""

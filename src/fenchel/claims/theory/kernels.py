@@ -128,7 +128,7 @@ def softmatch(evidence: Evidence) -> None:
     Verdict.CORRECTED,
 )
 def lookup(evidence: Evidence) -> None:
-    printed, off, masses, means = [], [], [], []
+    printed, off, once, masses, means = [], [], [], [], []
     for generator in evidence.generators():
         q, k, v = normal(generator, 5, 2), normal(generator, 6, 2), normal(generator, 6, 3)
         k[3] = k[0]
@@ -136,6 +136,8 @@ def lookup(evidence: Evidence) -> None:
         same = (k.unsqueeze(1) == k).all(-1).to(F64)  # 1{k_j = k_i}
         printed.append((weights @ same).sum(-1))
         off.append((q.unsqueeze(1) == k).all(-1).sum(-1))
+        once.append((k[[0, 1]].unsqueeze(1) == k).all(-1).sum(-1) - torch.tensor([2, 1]))
+        q = torch.cat([q, k[:2]])  # queries that are keys, too
         table = measures.Lookup.table(k, v)
         looked = atoms((measures.Softmatch(measures.Dot())(measures.Empirical(k)) @ table).at(q))
         masses.append(looked.weights.sum(-1) - 1)
@@ -147,6 +149,7 @@ def lookup(evidence: Evidence) -> None:
         1 + SLACK,
     )
     evidence.printed_near("as printed, mass off the keys", largest(off), 1.0, SLACK)
+    evidence.below("as printed, mass at a key there twice − 2, once − 1", largest(once), 0)
     evidence.below("divided by the multiplicity: mass of δ_q Ψ L − 1", largest(masses))
     evidence.below("the mean at a key − the average of its values", largest(means))
     evidence.correction = (
