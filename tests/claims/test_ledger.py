@@ -90,7 +90,7 @@ def test_the_list_is_the_shared_one(written):
 # Entries whose expected verdict is several, or none of the five words.
 SETTLED = {
     "D-Fig3": Verdict.CORRECTED,  # a trend that holds in the end, and a range that does not
-    "D-P1lim": Verdict.CORRECTED,  # holds only under an assumption the paper does not make
+    "D-P1lim": Verdict.CORRECTED,  # its assumption is broken by both of its own costs
     "M-R15": Verdict.CORRECTED,
     "M-R27": Verdict.CORRECTED,
     "F-E3.8": Verdict.CORRECTED,  # the gradient holds, the convexity only for alpha <= 2

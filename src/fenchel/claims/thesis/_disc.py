@@ -213,9 +213,22 @@ class Rays:
         """By quadrature: r (k,), points (n, k, 2), and r N(r; r0, sigma^2) dr (n, k)."""
         x, w = legendre(nodes)
         r = (1 + x) / 2
-        inside = standard_normal((r - self.r0.unsqueeze(1)) / self.sigma.unsqueeze(1))
         points = self.mean + r.unsqueeze(1) * self.step.unsqueeze(1)
-        return r, points, r * w / 2 * inside / self.sigma.unsqueeze(1)
+        return r, points, r * w / 2 * self.normal(r)
+
+    def in_deviations(self, nodes: int = 80) -> tuple[Tensor, Tensor, Tensor]:
+        """Nodes in s = (r - r0) / sigma (n, k), points (n, k, 2), and ds (n, k)."""
+        x, w = legendre(nodes)
+        low, high = (end.unsqueeze(1) for end in self.ends)
+        s = low + (high - low) * (1 + x) / 2
+        r = s * self.sigma.unsqueeze(1) + self.r0.unsqueeze(1)
+        points = self.mean + r.unsqueeze(-1) * self.step.unsqueeze(1)
+        return s, points, (high - low) * w / 2
+
+    def normal(self, r: Tensor) -> Tensor:
+        """N(r; r0, sigma^2) at r (k,) or (n, k). (n, k)"""
+        sigma = self.sigma.unsqueeze(1)
+        return standard_normal((r - self.r0.unsqueeze(1)) / sigma) / sigma
 
 
 def circle(count: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import fenchel.continuous as fc
+from fenchel.claims.evidence import largest
 from fenchel.claims.thesis._disc import ellipse, normal, uniform
 
 
@@ -52,8 +53,8 @@ class Modes(NamedTuple):
         return Modes(mass, mean, covariance)
 
     def off(self, other: Modes) -> float:
-        """The largest difference of any parameter."""
-        return max(float((a - b).abs().max()) for a, b in zip(self, other, strict=True))
+        """The largest difference of any parameter, NaN if one is."""
+        return largest((a - b).abs() for a, b in zip(self, other, strict=True))
 
 
 def clumps(generator: torch.Generator, count: int = 40) -> Tensor:

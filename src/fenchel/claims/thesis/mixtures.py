@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 import fenchel.continuous as fc
-from fenchel.claims.evidence import DIFFERENCES, SLACK, Curves, Evidence, Fields
+from fenchel.claims.evidence import (
+    DIFFERENCES,
+    SLACK,
+    Curves,
+    Evidence,
+    Fields,
+    largest,
+    smallest,
+)
 from fenchel.claims.ledger import claim
 from fenchel.claims.thesis._disc import ellipse, legendre, uniform
 from fenchel.claims.thesis._modes import Modes, clumps, even, start
@@ -77,8 +85,8 @@ def mixture_context(evidence: Evidence) -> None:
     evidence.below("library's E_p[ψ] − quadrature of Σ π_k p_k ψ", torch.stack(linear))
     evidence.below("context − Σ π_k B r_k", torch.stack(contexts))
     evidence.below("derivative in the logits of π − π_k (c_k − Σ π c)", torch.stack(slopes))
-    evidence.above("its size, which the text leaves out", max(map(float, left_out)), 1e-3)
-    moved = max(_through_em(generator) for generator in evidence.generators())
+    evidence.above("its size, which the text leaves out", largest(left_out), 1e-3)
+    moved = [_through_em(generator) for generator in evidence.generators()]
     evidence.below("derivative in weights, through EM − differences", moved, DIFFERENCES)
     evidence.note("The gradient has the terms Σ c_k dπ_k beside Σ π_k dc_k, and a path through EM.")
 
@@ -119,8 +127,8 @@ def expectation_maximisation(evidence: Evidence) -> None:
         for _ in range(steps):
             plain = plain.step(weights, points)
         to_formulas.append(made.off(plain))
-    evidence.below("library − scikit-learn after 10 steps", max(to_sklearn))
-    evidence.below("library − the formulas after 10 steps", max(to_formulas))
+    evidence.below("library − scikit-learn after 10 steps", to_sklearn)
+    evidence.below("library − the formulas after 10 steps", to_formulas)
 
 
 def _by_sklearn(begun: Modes, points: Tensor, steps: int) -> Modes:
@@ -165,10 +173,10 @@ def weighted_steps(evidence: Evidence) -> None:
         )
         runs = {k: _ascent(weights, points, Modes.draw(generator, k)) for k in (2, 3)}
         least += [run.diff() for run in runs.values()]
-    evidence.below("one step − (5.12) to (5.15), Σw = 1", max(step))
+    evidence.below("one step − (5.12) to (5.15), Σw = 1", step)
     evidence.above("least gain of (5.16) in a step, 10 runs", torch.cat(least), -SLACK)
-    evidence.below("whole weights − repeated data", max(repeated))
-    evidence.below("weights 1/N − data without weights", max(plain))
+    evidence.below("whole weights − repeated data", repeated)
+    evidence.below("weights 1/N − data without weights", plain)
     evidence.note("(5.14) needs Σw = 1; the library divides weights by their sum.")
     lines = {
         f"K = {k}": ([float(step) for step in range(len(run))], run.tolist())
@@ -215,7 +223,7 @@ def weighted_likelihood(evidence: Evidence) -> None:
         flat.append(_slope_at_end(weights, points))
     evidence.below("library − the formula", torch.stack(formula))
     evidence.below("whole weights − (5.6) of repeated data, over N", torch.stack(repeated))
-    evidence.below("its derivative in the means where EM ends", max(flat), DIFFERENCES)
+    evidence.below("its derivative in the means where EM ends", flat, DIFFERENCES)
 
 
 def _slope_at_end(weights: Tensor, points: Tensor) -> float:
@@ -262,7 +270,8 @@ def more_modes(evidence: Evidence) -> None:
                 same = among.log_likelihood(weights, points) - best[-1]
                 split.append(same.abs())
                 tried = (made, among, _fit(weights, points, among, 40))
-                made = max(tried, key=_likelihood(weights, points))
+                reached = torch.stack([x.log_likelihood(weights, points) for x in tried])
+                made = tried[int(reached.argmax())]  # NaN, if there is one
             modes = made
             best.append(made.log_likelihood(weights, points))
         steps.append(torch.stack(best).diff().min())
@@ -283,10 +292,6 @@ def _split(modes: Modes) -> Modes:
     return Modes(mixing, *(torch.cat([x[:1], x]) for x in modes[1:]))
 
 
-def _likelihood(weights: Tensor, points: Tensor) -> Callable[[Modes], float]:
-    return lambda modes: float(modes.log_likelihood(weights, points))
-
-
 @claim(
     "F-E5.17..5.20",
     "K* = argmin_K -2 ln p(X|Θ_K) + P(K); BIC's P counts free parameters, 6K-1 in the plane",
@@ -297,7 +302,7 @@ def selection(evidence: Evidence) -> None:
     free = [_free_parameters(evidence, modes) for modes in (1, 2, 3)]
     per_point = [fc.BIC()(modes, 2, count) / math.log(count) for modes in (1, 2, 3)]
     evidence.near("free parameters of 3 Gaussians, rank of a Jacobian", free[2], 17, 0)
-    off = max(abs(a - b) for a, b in zip(free, per_point, strict=True))
+    off = [abs(a - b) for a, b in zip(free, per_point, strict=True)]
     evidence.below("library's BIC / ln n − free parameters, K = 1..3", off)
     evidence.printed_below("K − free parameters, K = 3", abs(3.0 - free[2]), 0.5)
     chosen: list[float] = []
@@ -310,13 +315,13 @@ def selection(evidence: Evidence) -> None:
             prices = [_price(penalty, k, count) for k in range(1, 5)]
             costs = [-2 * count * x + y for x, y in zip(likelihoods, prices, strict=True)]
             made = fc.select_mixture(weights, positions, 4, penalty, start=fc.Regions())
-            own = 1 + costs.index(min(costs))
+            own = 1 + int(torch.tensor(costs).argmin())  # NaN, if there is one
             wrong.append(abs(own - int(made.modes)))
             reached = Modes.of(made).log_likelihood(weights, positions)
             wrong.append(abs(float(reached) - likelihoods[own - 1]))
             chosen.append(float(made.modes))
-    evidence.below("library's K* and likelihood − the argmin, by hand", max(wrong))
-    evidence.near("least K* for two bumps, λ = 10, AIC, BIC", min(chosen), 2, 0)
+    evidence.below("library's K* and likelihood − the argmin, by hand", wrong)
+    evidence.near("least K* for two bumps, λ = 10, AIC, BIC", smallest(chosen), 2, 0)
     evidence.correction = (
         "−2 ln(X|Θ) lacks its p: −2 ln p(X|Θ). P_BIC(K) is (6K − 1) ln n in the plane, the number "
         "of free parameters, not K ln n. With weights of sum one the likelihood needs a factor n "
@@ -383,10 +388,10 @@ def two_clumps(evidence: Evidence) -> None:
         middle = two.components.mean.mean(0)
         pair.append((float(one.prob(middle)), float(two.prob(middle))))
         ratios.append(pair[-1][0] / pair[-1][1])
-    evidence.above("density midway: one Gaussian / two", min(ratios), 10.0)
-    evidence.above("density midway: one Gaussian", min(x for x, _ in pair), 0.05)
-    evidence.below("density midway: two Gaussians", max(x for _, x in pair), 0.02)
-    evidence.below("one Gaussian − mean and covariance of the data", max(moments))
+    evidence.above("density midway: one Gaussian / two", ratios, 10.0)
+    evidence.above("density midway: one Gaussian", [x for x, _ in pair], 0.05)
+    evidence.below("density midway: two Gaussians", [x for _, x in pair], 0.02)
+    evidence.below("one Gaussian − mean and covariance of the data", moments)
     line, _ = _grid(2.4, 36)
     panels = {
         name: made.prob(line).reshape(36, 36).T.tolist()

@@ -12,7 +12,7 @@ from torch import Tensor
 import fenchel as fl
 import fenchel.continuous as fc
 from fenchel import nn as fnn
-from fenchel.claims.evidence import Curves, Evidence, Fields
+from fenchel.claims.evidence import Curves, Evidence, Fields, largest, smallest
 from fenchel.claims.ledger import claim
 from fenchel.claims.thesis._disc import Pair, inside, normal, uniform
 from fenchel.claims.thesis._modes import Modes
@@ -76,24 +76,24 @@ def settings(evidence: Evidence) -> None:
     line = torch.linspace(0.1, 0.9, 81, dtype=torch.float64)
     points = torch.cartesian_prod(line, line)
     held = {(49, 0.001): (0.0061, 3.613), (100, 0.001): (0.290, 2.681)}
-    off = 0.0
+    off = []
     for (count, variance), ends in held.items():
         values = _constant(count, variance, padding=False)(points)
         for name, found, end in zip(("least", "largest"), values.aminmax(), ends, strict=True):
             what = f"{name} V_B of the constant 1, N = {count}, S_j = {variance} I"
             evidence.near(what, found, end, 0.0006)
-        off = max(off, float((values - _by_hand(count, variance, points)).abs().max()))
+        off.append((values - _by_hand(count, variance, points)).abs())
     for count in (49, 100):
-        least, largest = _constant(count, 0.01, padding=False)(points).aminmax()
-        evidence.above(f"least with S_j = 0.01 I, N = {count}", least, 0.975)
-        evidence.below(f"largest with S_j = 0.01 I, N = {count}", largest, 1.035)
+        values = _constant(count, 0.01, padding=False)(points)
+        evidence.above(f"least with S_j = 0.01 I, N = {count}", values, 0.975)
+        evidence.below(f"largest with S_j = 0.01 I, N = {count}", values, 1.035)
     padded = _constant(49, 0.001, padding=True)(points)
     evidence.below("least with padding, N = 49, S_j = 0.001 I", padded.min(), 0.01)
     evidence.below("library's V_B − ridge regression by hand", off)
     evidence.note(
         f"{_NO_DATA}. What can be computed: functions of S_j = 0.001 I are so narrow that "
         "V_B has holes between them; a picture that is 1 everywhere becomes 0.006 to 3.6 inside "
-        "[0.1, 0.9]². Functions as wide as they are apart, S_j = 0.01 I, hold it within 3 %."
+        "[0.1, 0.9]². Functions as wide as they are apart, S_j = 0.01 I, hold it within 3.5 %."
     )
     _draw_constant(evidence)
 
@@ -155,10 +155,9 @@ def accuracies(evidence: Evidence) -> None:
         kinds = zip(("yes/no", "number", "other"), weights, expected, strict=True)
         for kind, weight, value in kinds:
             evidence.near(f"{name}: weight of {kind}", weight, value, 0.001)
-    spread = [
-        max(row[3] for row in rows) - min(row[3] for row in rows) for rows in (_DEV, _STANDARD)
-    ]
-    evidence.below("largest difference of two models, overall, in points", max(spread), 0.2)
+    overall = [[row[3] for row in rows] for rows in (_DEV, _STANDARD)]
+    spread = [largest(each) - smallest(each) for each in overall]
+    evidence.below("largest difference of two models, overall, in points", spread, 0.2)
     evidence.note(
         f"{_NO_DATA}. The tables agree with themselves: one share of yes/no, number and other "
         "questions explains every overall accuracy within rounding."
@@ -181,21 +180,21 @@ def _weights(rows: tuple[tuple[float, ...], ...]) -> tuple[float, list[float]]:
 
 @claim("F-Tab6.4", "shares of questions with K* modes, by the penalty λ", Verdict.NOT_CHECKABLE)
 def shares(evidence: Evidence) -> None:
-    largest, side = _gain([0, 13, 182, 195]), (13 / 28) ** 2
+    corners, side = _gain([0, 13, 182, 195]), (13 / 28) ** 2
     true = 2 * (1 + math.log(side / 1e-6) - math.log(4))
-    evidence.near("−2 Δ Σ w ln p from 1 to 4 modes, four corners, Σw = 1", largest, 23.79, 0.01)
-    evidence.below("it − 2 (1 + ln(v/1e-6) − ln 4), v their variance", abs(largest - true), 1e-8)
+    evidence.near("−2 Δ Σ w ln p from 1 to 4 modes, four corners, Σw = 1", corners, 23.79, 0.01)
+    evidence.below("it − 2 (1 + ln(v/1e-6) − ln 4), v their variance", abs(corners - true), 1e-8)
     found = [_gain(_pixels(generator)) for generator in evidence.generators()]
-    evidence.below("the same, four pixels at random", max(found), 24.0)
+    evidence.below("the same, four pixels at random", found, 24.0)
     evidence.printed_above(
-        "any of these reaches λ = 100, as K* > 1 needs", max(largest, *found), 100.0
+        "any of these reaches λ = 100, as K* > 1 needs", largest([corners, *found]), 100.0
     )
     chosen = [_chosen(_pixels(generator)) for generator in evidence.generators()]
-    evidence.above("K* at λ = 100 with the factor L = 196", float(min(chosen)), 2.0)
+    evidence.above("K* at λ = 100 with the factor L = 196", chosen, 2.0)
     for penalty, row in _SHARES.items():
         evidence.near(f"sum of the row λ = {penalty}, in per cent", sum(row), 100.0, 0.025)
     ones = [row[0] for row in _SHARES.values()]
-    evidence.above("growth of the share of K* = 1 with λ", min(numpy.diff(ones).tolist()), 0.0)
+    evidence.above("growth of the share of K* = 1 with λ", numpy.diff(ones).tolist(), 0.0)
     evidence.note(
         f"{_NO_DATA}. The rows sum to 100 within rounding. With weights of sum one, as (5.14) "
         "needs them, λ = 100 and 500 would always choose K* = 1: the table has another scale, "
@@ -260,14 +259,30 @@ def pipeline(evidence: Evidence) -> None:
             wrong += context.shape != (2, 2048)
             wrong += density.expect(layer.basis).shape != (2, count)
             off.append(_context_off(layer.basis, features, density, context))
-    evidence.below("x̃ − Σ π_k B r_k with B and r_k by hand, N = 49, 100, K = 1, 2", max(off))
+    evidence.below("x̃ − Σ π_k B r_k with B and r_k by hand, N = 49, 100, K = 1, 2", off)
     evidence.below("shapes of r and x̃ other than N and D = 2048", float(wrong), 0.0)
     _check_network(evidence, generator)
-    evidence.printed_near("points (l₁/14, l₂/14), l = 0..14, of 196", 15.0**2, _CELLS, 0.5)
+    _check_locations(evidence)
     evidence.correction = (
         "The attended question feature is ỹ, not x̃, and ỹ is what discrete attention makes in "
         "every model. The cells lie at (l − ½)/14, l = 1..14; l/14 from 0 to 14 gives 225 points."
     )
+
+
+def _check_locations(evidence: Evidence) -> None:
+    """t_l = (l₁/√L, l₂/√L) for l₁, l₂ in [0, √L] as printed, and the cells that features have."""
+    side = math.isqrt(_CELLS)
+    steps = torch.arange(side + 1, dtype=torch.float64)
+    printed = torch.cartesian_prod(steps / side, steps / side)
+    cells = fc.cell_centers(*_GRID, dtype=torch.float64)
+    middles = (steps[1:] - 0.5) / side
+    centres = torch.cartesian_prod(middles, middles)
+    off = torch.cdist(centres, cells, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+    evidence.below("from (l − ½)/14, l = 1..14, to the nearest of the library's cells", off)
+    what = "locations l/√L, l = 0..√L, as many as the library has cells"
+    evidence.printed_near(what, len(printed), len(cells), 0.5)
+    nearest = torch.cdist(cells, printed).amin(1)
+    evidence.printed_below("from a cell to the nearest of them, in cells", nearest * side, 0.5)
 
 
 def _context_off(basis: Any, features: Tensor, density: Any, context: Tensor) -> float:
@@ -315,11 +330,15 @@ def _check_network(evidence: Evidence, generator: torch.Generator) -> None:
     names = ("softmax", "continuous-softmax-100", "continuous-sparsemax-49", "2-mca-100")
     models = [_network(name, evidence.seed) for name in names]
     sizes = [sum(p.numel() for p in model.parameters()) for model in models]
-    evidence.below("parameters beyond those of discrete attention", max(sizes) - sizes[0], 0.0)
+    evidence.below(
+        "parameters beyond those of discrete attention",
+        [abs(size - sizes[0]) for size in sizes[1:]],
+        0.0,
+    )
     with torch.no_grad():
         found = [_answers(model, words, pictures) for model in models]
-    evidence.below("scores − W LayerNorm(W_y ỹ + W_x x̃)", max(x for x, _ in found), 1e-5)
-    evidence.printed_below("with x̃ for the question too", min(x for _, x in found), 1e-3)
+    evidence.below("scores − W LayerNorm(W_y ỹ + W_x x̃)", [x for x, _ in found], 1e-5)
+    evidence.printed_below("with x̃ for the question too", smallest(x for _, x in found), 1e-3)
 
 
 def _network(attention: str, seed: int) -> CoAttention:
