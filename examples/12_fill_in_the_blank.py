@@ -104,9 +104,8 @@ def main(argv: list[str] | None = None) -> None:
         logs = model.attention.preference(None, model.words(facts).sum(-2))
         mass = (logs.softmax(-1) * liked[:, None, None]).sum(-1).mean((0, 2))
     heads = " ".join(f"{share:.0%}" for share in mass.tolist())
-    print(
-        f"the preference alone, on the {liked.double().mean():.0%} of facts that are liked: {heads} by head"
-    )
+    share = liked.double().mean()
+    print(f"the preference alone, on the {share:.0%} of facts that are liked: {heads} by head")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from fenchel.experiments.data import mobilenet
 from fenchel.experiments.data.daquar import load_daquar
+from fenchel.experiments.data.digest import of_questions
 from fenchel.experiments.data.easy import pixels
 from fenchel.experiments.data.images import DataProblem
 from fenchel.experiments.data.mobilenet import prepared, read_mobilenet
@@ -328,6 +330,23 @@ def test_kept_features_that_are_not_finite_are_made_again(places, tmp_path, monk
     again = load_daquar(folder, weights, kept, lambda *at: heard.append(at))
     assert heard
     assert torch.equal(again.train.pictures.features, first)
+
+
+def test_settings_go_by_the_files_and_not_by_the_features(places):
+    folder, weights = places
+    data = load_daquar(folder, weights)
+    known = of_questions(data)
+    rounded = replace(data.train.pictures, features=data.train.pictures.features + 1e-2)
+    assert of_questions(replace(data, train=replace(data.train, pictures=rounded))) == known
+    tensors = load_file(weights / "model.safetensors")
+    tensors["features.0.0.weight"][0, 0, 0, 0] += 1
+    save_file(tensors, weights / "model.safetensors")
+    assert of_questions(data) != known
+    write_weights(weights / "model.safetensors")
+    assert of_questions(data) == known
+    picture = data.test.pictures.paths[0]
+    picture.write_bytes(picture.read_bytes() + b"\0")
+    assert of_questions(data) != known
 
 
 def test_the_real_questions(tmp_path):

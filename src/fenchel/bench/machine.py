@@ -102,4 +102,6 @@ def _extra(extra: str) -> FastPath:
     name = f"extra: {extra}"
     if not missing:
         return FastPath(name, True, "installed")
-    return FastPath(name, False, f'{", ".join(missing)} missing; pip install -c constraints.txt ".[{extra}]"')
+    return FastPath(
+        name, False, f'{", ".join(missing)} missing; pip install -c constraints.txt ".[{extra}]"'
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -120,6 +120,9 @@ class _Cells:
 
     def shown(self, place: int) -> None:
         return None
+
+    def origin(self) -> Iterator[torch.Tensor | str]:
+        yield self.features
 
 
 def _vqa(

@@ -173,8 +173,8 @@ def _halves(
         )
     grids, border = photographs(paths, weights, cache, advance), len(names[0])
     return (
-        Grids(grids.features[:border], paths[:border]),
-        Grids(grids.features[border:], paths[border:]),
+        Grids(grids.features[:border], paths[:border], weights),
+        Grids(grids.features[border:], paths[border:], weights),
     )
 
 

@@ -61,6 +61,16 @@ class GridFiles:
         path = self.photos / f"{_stem(self.photos.name, self.images[place])}.jpg"
         return pixels(path) if path.is_file() else None
 
+    def origin(self) -> Iterator[Tensor | str]:
+        """Names and sizes of the files stand for what is in them, which would take hours to read;
+        not their folder, which is another on another machine."""
+        for image in self.images:
+            path = Path(self.source.named(image))
+            yield f"{path.name}: {path.stat().st_size if path.is_file() else None}\n"
+        whole = getattr(self.source, "path", None)  # one file of all images
+        if whole is not None:
+            yield f"{whole.stat().st_size}\n"
+
 
 def grid_files(
     folder: Path, part: str, images: Sequence[int], shape: tuple[int, ...] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,10 +119,14 @@ def prepared(picture: np.ndarray[Any, Any]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Grids:
-    """Pictures of which the network's features are kept: float16 (n, height, width, channels)."""
+    """Pictures of which the network's features are kept: float16 (n, height, width, channels).
+
+    weights: the network's file.
+    """
 
     features: Tensor
     paths: Sequence[Path]
+    weights: Path
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -133,6 +137,9 @@ class Grids:
     def shown(self, place: int) -> np.ndarray[Any, Any]:
         return pixels(self.paths[place])
 
+    def origin(self) -> Iterator[Tensor | str]:
+        yield json.dumps(_recipe(self.paths, self.weights))
+
 
 def photographs(
     paths: Sequence[Path], weights: Path, cache: Path | None, advance: Advance | None = None
@@ -140,7 +147,7 @@ def photographs(
     """Features of the files in `paths`, read from the folder `cache` when they were made of the
     same files by the same weights, otherwise made and kept there."""
     if cache is None:
-        return Grids(_made(paths, read_mobilenet(weights), advance), paths)
+        return Grids(_made(paths, read_mobilenet(weights), advance), paths, weights)
     if cache.exists() and not cache.is_dir():
         raise DataProblem(f"{cache} is a file; give a folder to keep features in")
     recipe = _recipe(paths, weights)
@@ -148,7 +155,7 @@ def photographs(
     if features is None:
         features = _made(paths, read_mobilenet(weights), advance)
         _keep(cache, recipe, features)
-    return Grids(features, paths)
+    return Grids(features, paths, weights)
 
 
 def _made(paths: Sequence[Path], network: MobileNet, advance: Advance | None) -> Tensor:

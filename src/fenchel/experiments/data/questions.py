@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from fenchel.experiments.data.images import DataProblem
 
 KINDS = ("yes/no", "number", "other")
 UNKNOWN = "<unknown>"  # word 1; word 0 is none
+_AT_ONCE = 512  # pictures
 
 
 class Pictures(Protocol):
@@ -27,6 +28,10 @@ class Pictures(Protocol):
 
     def shown(self, place: int) -> np.ndarray[Any, Any] | None:
         """uint8 (height, width, 3), to draw attention on; None: not at hand."""
+
+    def origin(self) -> Iterator[Tensor | str]:
+        """What `gathered` is made from, the same on every machine: features that are computed
+        differ in their last bits from one processor to another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +49,9 @@ class InMemory:
     def shown(self, place: int) -> np.ndarray[Any, Any]:
         picture: np.ndarray[Any, Any] = self.images[place].permute(1, 2, 0).numpy()
         return picture
+
+    def origin(self) -> Iterator[Tensor | str]:
+        yield from self.images.split(_AT_ONCE)
 
 
 @dataclass(frozen=True, eq=False)

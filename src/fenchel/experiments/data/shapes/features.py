@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ class Seen:
     def shown(self, place: int) -> np.ndarray[Any, Any]:
         return self.images.shown(place)
 
+    def origin(self) -> Iterator[Tensor | str]:
+        yield _RECIPE
+        yield from self.images.origin()
+
 
 def load_seen(
     cache: Path | None = None,
@@ -65,7 +69,7 @@ def load_seen(
         known = _made(data, images, seed, advance)
         if cache is not None:
             _write(cache, known, images, seed)
-    note = f"{data.note}; features of a network that names {known['named']:.1%} of the shapes right"
+    note = f"{data.note}; features of a network that learnt to name the shapes"
     train, test = (
         replace(split, pictures=Seen(known[part], _pixels(split.pictures)))
         for part, split in (("train", data.train), ("test", data.test))
