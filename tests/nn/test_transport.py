@@ -77,6 +77,36 @@ def test_heads_are_the_formula(exact, options):
     assert (both - wanted).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_partner_is_an_extra_from_the_same_batch(exact, masked):
+    attend = layer(exact=exact)
+    query, templates, _ = (x.requires_grad_() for x in inputs())
+    partner = torch.tensor([1, 0])
+    g = torch.Generator().manual_seed(2)
+    options = {"preference": torch.rand(BATCH, 2 * COUNT, generator=g, dtype=DOUBLE)}
+    if masked:
+        options["key_padding_mask"] = torch.rand(BATCH, 2 * COUNT, generator=g) < 0.3
+    leaves = (query, templates, *attend.parameters())
+    outputs, slopes = [], []
+    for other in ({"partner": partner}, {"extra": templates[partner]}):
+        outputs.append(attend(query, templates, **other, **options))
+        slopes.append(torch.autograd.grad(outputs[-1].square().sum(), leaves))
+    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-11)
+    for one, two in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-9)
+    assert (outputs[0] - attend(query, templates)).abs().max() > 1e-3
+
+
+def test_partners_that_cannot_be():
+    attend, (query, templates, extra) = layer(), inputs()
+    with pytest.raises(ValueError, match="extra or partner, not both"):
+        attend(query, templates, extra=extra, partner=torch.tensor([1, 0]))
+    for partner in (torch.tensor([1, 0, 1]), torch.tensor([1.0, 0.0])):
+        with pytest.raises(ValueError, match=r"partner must be int64 \(batch\) = \(2,\)"):
+            attend(query, templates, partner=partner)
+
+
 def test_gamma_defaults_to_the_root_of_the_head_dimension():
     assert layer().gamma == math.sqrt(WIDTH / HEADS)
     assert "gamma=2, reliability=1, exact=False" in repr(layer())

@@ -26,6 +26,7 @@ from fenchel.dual.problem import (
     shared_templates,
 )
 from fenchel.dual.transport_problem import broadcast_batch, spread
+from fenchel.kernels import average
 
 # CLAIMS D-S9dot.
 _ENTRIES = 2**22  # numbers of the queries that are held at once
@@ -119,6 +120,9 @@ def _average(
     for start in range(0, rows, some):
         part = slice(start, start + some)
         query = (moved[:, part].unsqueeze(2) + keys.unsqueeze(1)) / gamma[:, part].unsqueeze(2)
+        if seen is None and average.available(query, groups, keys.shape[1]):
+            parts.append(average.average_attention(query, about, held, shares[:, part]))
+            continue
         allowed = seen if seen is None or seen.shape[1] == 1 else seen[:, part]
         if allowed is not None:
             allowed = allowed | ~allowed.any(-1, keepdim=True)  # empty rows: dropped later

@@ -108,9 +108,18 @@ class MixtureProblem(Structure):
     )
 
 
+class AverageProblem(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("groups", "rows", "queries", "keys", "dim", "value_dim")),
+        *((name, c_int64) for name in ("dtype", "threads")),
+        *((name, c_void_p) for name in ("query", "key", "value", "share", "output", "slope")),
+        *((name, c_void_p) for name in ("to_query", "to_key", "to_value", "to_share")),
+    )
+
+
 _STRUCTURES = (
     *(AttentionProblem, AttentionGradient, RowsProblem, RowsGradient),
-    *(BallProblem, MixtureProblem),
+    *(BallProblem, MixtureProblem, AverageProblem),
 )
 
 
@@ -140,6 +149,7 @@ class Library:
             "row_map_gradient": [POINTER(RowsGradient)],
             "paraboloid": [POINTER(BallProblem)],
             "mixture": [POINTER(MixtureProblem)],
+            "average": [POINTER(AverageProblem)],
             "variant": [],
             "choose": [ctypes.c_int],
             "block": [],

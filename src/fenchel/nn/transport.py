@@ -93,6 +93,7 @@ class TransportAttention(Module):
         templates: Tensor,
         *,
         extra: Tensor | None = None,
+        partner: Tensor | None = None,
         preference: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
     ) -> Tensor:
@@ -100,6 +101,7 @@ class TransportAttention(Module):
 
         extra: (batch, N', embed_dim) templates that join for this call, such as those of another
             image of the same class, in half of the steps of training (the paper's OT-ViT).
+        partner: (batch), places in the batch. As extra = templates[partner], projected only once.
         preference: (batch, N + N') >= 0, of the templates, then of the extra ones. None: even over
             all, as in the paper, where both make up the set T. With zeros for the extra ones they
             get no more than what similar templates share with them.
@@ -107,9 +109,13 @@ class TransportAttention(Module):
             batch entry in which all are gets zeros, then the output projection.
         """
         self._check(query, templates, extra)
+        if partner is not None:
+            _check_partner(partner, extra, len(templates))
+            if key_padding_mask is not None:  # what one sees of the other is not what that one sees
+                extra, partner = templates[partner], None
         if extra is not None:
             templates = torch.cat([templates, extra], 1)
-        batch, count = templates.shape[:2]
+        batch, count = len(templates), templates.shape[1] * (1 if partner is None else 2)
         mask = _laid_out(key_padding_mask, "key_padding_mask", batch, count)
         if mask is not None and mask.dtype != torch.bool:
             raise TypeError(f"key_padding_mask must be bool, True = ignored, got {mask.dtype}")
@@ -119,8 +125,10 @@ class TransportAttention(Module):
             templates = torch.where(lost, templates.new_zeros(()), templates)
         evidence = self._by_head(self.query_proj(query))  # (batch, head, query, head_dim)
         # (batch, head, 1, N, head_dim): all queries share them
-        keys = self._by_head(self.template_proj(templates)).unsqueeze(2)
-        values = self._by_head(self.value_proj(templates)).unsqueeze(2)
+        keys, values = (
+            self._by_head(_joined(project(templates), partner)).unsqueeze(2)
+            for project in (self.template_proj, self.value_proj)
+        )
         share = _laid_out(preference, "preference", batch, count)
         heads = self._estimate(keys, values, share, evidence, seen)
         output: Tensor = self.out_proj(heads.to(query.dtype).transpose(1, 2).flatten(2))
@@ -181,6 +189,22 @@ class TransportAttention(Module):
                 )
         if templates.shape[1] == 0:
             raise ValueError("templates must hold at least one token")
+
+
+def _check_partner(partner: Tensor, extra: Tensor | None, batch: int) -> None:
+    check_tensor(partner, "partner")
+    if extra is not None:
+        raise ValueError("give extra or partner, not both: partner stands for templates[partner]")
+    if partner.shape != (batch,) or partner.dtype != torch.int64:
+        raise ValueError(
+            f"partner must be int64 (batch) = {(batch,)}, places in the batch, got {partner.dtype} "
+            f"{tuple(partner.shape)}"
+        )
+
+
+def _joined(x: Tensor, partner: Tensor | None) -> Tensor:
+    """(batch, N, width) -> (batch, 2 N, width), the partner's behind one's own"""
+    return x if partner is None else torch.cat([x, x[partner]], 1)
 
 
 def _laid_out(x: Tensor | None, name: str, batch: int, count: int) -> Tensor | None:

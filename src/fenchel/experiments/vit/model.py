@@ -69,9 +69,9 @@ class Looking(nn.Module):
             size.width, size.heads, batch_first=True, regularizer=regularizer
         )
 
-    def forward(self, query: Tensor, tokens: Tensor, other: Tensor | None = None) -> Tensor:
-        if other is not None:
-            tokens = torch.cat([tokens, other], 1)
+    def forward(self, query: Tensor, tokens: Tensor, partner: Tensor | None = None) -> Tensor:
+        if partner is not None:
+            tokens = torch.cat([tokens, tokens[partner]], 1)
         output: Tensor = self.heads(query, tokens, tokens, need_weights=False)[0]
         return output
 
@@ -85,8 +85,8 @@ class Transporting(nn.Module):
             size.width, size.heads, gamma=math.sqrt(size.width), reliability=1.0
         )
 
-    def forward(self, query: Tensor, tokens: Tensor, other: Tensor | None = None) -> Tensor:
-        output: Tensor = self.transport(query, tokens, extra=other)
+    def forward(self, query: Tensor, tokens: Tensor, partner: Tensor | None = None) -> Tensor:
+        output: Tensor = self.transport(query, tokens, partner=partner)
         return output
 
 
@@ -101,8 +101,8 @@ class Spreading(nn.Module):
         )
         self.density = fnn.ContinuousAttention2d((side, side), Tsallis(2.0), functions=36)
 
-    def forward(self, query: Tensor, tokens: Tensor, other: Tensor | None = None) -> Tensor:
-        if other is not None:
+    def forward(self, query: Tensor, tokens: Tensor, partner: Tensor | None = None) -> Tensor:
+        if partner is not None:
             raise ValueError("two images have no common plane; train with sharing = 0")
         patches = tokens[:, -(self.side**2) :]  # without the class token
         q, k, v = (self._by_head(f(x)) for f, x in self._inputs(query, patches))
@@ -154,8 +154,7 @@ class VisionTransformer(nn.Module):
         """
         tokens = self.tokens(images)
         seen = self.last.before(tokens)
-        other = None if partner is None else seen[partner]
-        attended = self.last.attention(seen[:, :1], seen, other)
+        attended = self.last.attention(seen[:, :1], seen, partner)
         read = self.last.rest(tokens[:, :1], attended)
         output: Tensor = self.answer(self.norm(read[:, 0]))
         return output

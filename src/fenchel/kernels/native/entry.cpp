@@ -15,6 +15,7 @@
     bool row_map_gradient(const RowsGradient&);                                    \
     bool paraboloid(const BallProblem&);                                           \
     bool mixture(const MixtureProblem&);                                           \
+    bool average(const AverageProblem&);                                           \
     }
 
 FENCHEL_DECLARE(plain)
@@ -72,11 +73,12 @@ FENCHEL_EXPORT int fenchel_row_map(const RowsProblem* p) { return FENCHEL_CALL(r
 FENCHEL_EXPORT int fenchel_row_map_gradient(const RowsGradient* p) { return FENCHEL_CALL(row_map_gradient(*p)); }
 FENCHEL_EXPORT int fenchel_paraboloid(const BallProblem* p) { return FENCHEL_CALL(paraboloid(*p)); }
 FENCHEL_EXPORT int fenchel_mixture(const MixtureProblem* p) { return FENCHEL_CALL(mixture(*p)); }
+FENCHEL_EXPORT int fenchel_average(const AverageProblem* p) { return FENCHEL_CALL(average(*p)); }
 
 // Changes when a struct does, so that a library of another version is noticed.
 FENCHEL_EXPORT int fenchel_layout() {
     return int(sizeof(AttentionProblem) + sizeof(AttentionGradient) + sizeof(RowsProblem) + sizeof(RowsGradient) +
-               sizeof(BallProblem) + sizeof(MixtureProblem));
+               sizeof(BallProblem) + sizeof(MixtureProblem) + sizeof(AverageProblem));
 }
 FENCHEL_EXPORT int fenchel_block() { return int(kBlock); }
 FENCHEL_EXPORT int fenchel_variant() { return int(chosen); }

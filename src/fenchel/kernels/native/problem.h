@@ -92,6 +92,16 @@ struct MixtureProblem {
     double *mixing, *mean, *covariance;  // (rows, modes), and (dim), (dim, dim) of each
 };
 
+// Softmax attention of which an average over the queries alone is wanted; all contiguous, one precision.
+struct AverageProblem {
+    std::int64_t groups, rows, queries, keys, dim, value_dim, dtype, threads;
+    const void *query, *key;     // (groups, rows, queries, dim), (groups, keys, dim)
+    const void *value, *share;   // (groups, keys, value_dim), (groups, rows, queries)
+    void* output;                // (groups, rows, value_dim), or null where derivatives are asked for:
+    const void* slope;           // that of the output, and those of the operands
+    void *to_query, *to_key, *to_value, *to_share;
+};
+
 constexpr std::int64_t kBlock = 48;  // rows of queries handled together
 constexpr std::int64_t kChunk = 512; // keys scored at once
 

@@ -47,6 +47,28 @@ inline void strip(std::int64_t rows, std::int64_t depth, const T* a, std::int64_
     }
 }
 
+// Columns that fill one vector at most: a wider tile would spend half of its work on nothing.
+template <class T, int R>
+inline void narrow_tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_col, const T* b,
+                        std::int64_t b_row, T* c, std::int64_t c_row, bool add) {
+    Vec<T> found[R];
+    for (int i = 0; i < R; ++i) found[i] = Vec<T>{};
+    for (std::int64_t k = 0; k < depth; ++k, a += a_col, b += b_row) {
+        const Vec<T> row = load<T>(b);
+        for (int i = 0; i < R; ++i) found[i] += a[i * a_row] * row;
+    }
+    for (int i = 0; i < R; ++i, c += c_row) store<T>(c, add ? load<T>(c) + found[i] : found[i]);
+}
+template <class T>
+inline void narrow(std::int64_t rows, std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_col,
+                   const T* b, std::int64_t b_row, T* c, std::int64_t c_row, bool add) {
+    constexpr int R = 2 * kRows;  // as many sums at once as a whole tile has
+    std::int64_t i = 0;
+    for (; i + R <= rows; i += R)
+        narrow_tile<T, R>(depth, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+    for (; i < rows; ++i) narrow_tile<T, 1>(depth, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+}
+
 // B with its columns padded to whole tiles.
 template <class T>
 inline void product(std::int64_t rows, std::int64_t columns, std::int64_t depth, const T* a,

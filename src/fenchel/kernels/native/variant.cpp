@@ -41,6 +41,7 @@ namespace FENCHEL_VARIANT {
 #include "special.h"
 #include "ball.h"
 #include "mixture.h"
+#include "average.h"
 
 template <class T>
 bool forward(const AttentionProblem& p) {
@@ -107,6 +108,9 @@ bool row_map_gradient(const RowsGradient& p) {
 
 bool paraboloid(const BallProblem& p) { return items<Ball>(p.pairs, p.dim == 3 ? 1 : 32, p); }
 bool mixture(const MixtureProblem& p) { return items<Mixture>(p.rows, 1, p); }
+bool average(const AverageProblem& p) {
+    return p.dtype == kFloat64 ? items<Average<double>>(p.groups, 1, p) : items<Average<float>>(p.groups, 1, p);
+}
 
 }  // namespace FENCHEL_VARIANT
 }  // namespace fenchel

@@ -39,9 +39,14 @@ inline Vec<T> at_least(Vec<T> v, T low) {
 // In a fixed tree, so that the same numbers give the same bits.
 template <class T>
 inline T sum(Vec<T> v) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__)
     if constexpr (sizeof(T) == 4) {
-        __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+#if defined(__AVX512F__)
+        const __m256 whole = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+        const __m256 whole = (__m256)v;
+#endif
+        __m128 half = _mm_add_ps(_mm256_castps256_ps128(whole), _mm256_extractf128_ps(whole, 1));
         half = _mm_add_ps(half, _mm_movehl_ps(half, half));
         return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
     }
@@ -55,6 +60,12 @@ inline T sum(Vec<T> v) {
 }
 template <class T>
 inline T largest(Vec<T> v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_reduce_max_ps((__m512)v);
+    else
+        return _mm512_reduce_max_pd((__m512d)v);
+#endif
     constexpr int W = Lanes<T>::W;
     T best = v[0];
     for (int i = 1; i < W; ++i) best = v[i] > best ? v[i] : best;
