@@ -3,7 +3,7 @@
 Twelve facts, and a question: `Ann likes ___`. Of the four facts about Ann one answers it: `Ann does
 like tea`, or `Ann does not dislike tea`. A fact is the sum of its words' embeddings, and the score
 of a head, linear in it, cannot tell two negations or none from one. A `ContentPreference`, which is
-a network of each fact alone, can. The control has a network as large on the facts themselves.
+a network of each fact alone, can. The control has a network of that size on the facts themselves.
 
     python examples/12_fill_in_the_blank.py
 """

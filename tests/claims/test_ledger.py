@@ -12,7 +12,7 @@ import torch
 
 from fenchel import claims
 from fenchel.claims import Evidence, Verdict
-from fenchel.claims.ledger import Claim
+from fenchel.claims.ledger import Claim, Record
 from fenchel.claims.listed import FAMILIES, find
 
 SHARED = Path(os.environ.get("FENCHEL_SHARED", Path(__file__).parents[3] / "shared"))
@@ -59,7 +59,14 @@ def test_the_evidence_bears_the_verdict_out(id):
 )
 def test_a_broken_library_is_noticed(id, mutation, monkeypatch):
     mutation.apply(monkeypatch)
-    assert claims.run(LEDGER[id]).verdict is Verdict.CONTRADICTED
+    assert noticed(claims.run(LEDGER[id]))
+
+
+def noticed(record: Record) -> bool:
+    """By a check that fails: a claim that was not computed may have checks that cannot."""
+    computed = not any("not computed" in note for note in record.notes)
+    failed = not all(check.bears_out for check in record.checks)
+    return computed and failed and record.verdict is Verdict.CONTRADICTED
 
 
 @pytest.mark.slow
@@ -155,6 +162,28 @@ def test_nan_proves_nothing(method):
     assert said(Verdict.REFUTED, body).verdict is Verdict.CONTRADICTED
 
 
+@pytest.mark.parametrize(("method", "figure"), [("above", math.inf), ("below", -math.inf)])
+def test_infinity_proves_nothing_unless_it_is_the_point(method, figure):
+    def verdict(figure, **options):
+        def body(evidence: Evidence) -> None:
+            getattr(evidence, method)("x", figure, 0.0, **options)
+
+        return said(Verdict.CONFIRMED, body).verdict
+
+    assert verdict(figure) is Verdict.CONTRADICTED
+    assert verdict(figure, infinite=True) is Verdict.CONFIRMED
+    assert verdict(math.nan, infinite=True) is Verdict.CONTRADICTED
+    assert verdict(-figure, infinite=True) is Verdict.CONTRADICTED
+
+
+def test_infinity_does_not_refute():
+    def body(evidence: Evidence) -> None:
+        evidence.counterexample = "one"
+        evidence.printed_below("x", math.inf, 1.0)
+
+    assert said(Verdict.REFUTED, body).verdict is Verdict.CONTRADICTED
+
+
 def test_a_claim_that_fails_is_contradicted_and_says_why():
     def body(evidence: Evidence) -> None:
         evidence.below("fine", 0.0)
@@ -163,6 +192,16 @@ def test_a_claim_that_fails_is_contradicted_and_says_why():
     record = said(Verdict.CONFIRMED, body)
     assert record.verdict is Verdict.CONTRADICTED
     assert "no such thing" in record.notes[0]
+    assert not noticed(record)
+
+
+def test_a_mutation_is_noticed_by_a_check_alone():
+    def body(figure):
+        return lambda evidence: evidence.below("x", figure, 1.0)
+
+    assert noticed(said(Verdict.CONFIRMED, body(2.0)))
+    assert noticed(said(Verdict.CONFIRMED, body(math.nan)))
+    assert not noticed(said(Verdict.CONFIRMED, body(0.5)))
 
 
 def test_figures_of_several_keep_nan_and_refuse_none():

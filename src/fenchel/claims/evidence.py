@@ -20,13 +20,14 @@ SLACK = 1e-12  # by which a bound may seem exceeded, from rounding
 @dataclass(frozen=True)
 class Check:
     """A figure and where the statement says that it lies. as_printed: of the statement as the paper
-    has it, which this figure is to prove wrong."""
+    has it, which this figure is to prove wrong. infinite: it may be infinite, that is the point."""
 
     what: str
     figure: float
     low: float
     high: float
     as_printed: bool = False
+    infinite: bool = False
 
     @property
     def inside(self) -> bool:
@@ -34,8 +35,9 @@ class Check:
 
     @property
     def bears_out(self) -> bool:
-        """NaN proves nothing, in either direction."""
-        return not math.isnan(self.figure) and self.inside != self.as_printed
+        """NaN proves nothing, in either direction; nor does infinity, which may be an overflow."""
+        told = math.isfinite(self.figure) or (self.infinite and not math.isnan(self.figure))
+        return told and self.inside != self.as_printed
 
     def range(self) -> str:
         """In words: <= 1e-10, 3 ± 0.05."""
@@ -98,37 +100,36 @@ class Evidence:
 
     # ---- what it says
 
-    def below(self, what: str, figure: Figure, bound: float = IDENTITY) -> None:
+    def below(
+        self, what: str, figure: Figure, bound: float = IDENTITY, *, infinite: bool = False
+    ) -> None:
         """The statement holds: figure <= bound. Of several the largest counts, and NaN before it;
-        Python's own max would lose it."""
-        self._add(what, largest(figure), -math.inf, bound)
+        Python's own max would lose it. infinite: -inf is an answer."""
+        self.checks.append(Check(what, largest(figure), -math.inf, bound, infinite=infinite))
 
-    def above(self, what: str, figure: Figure, bound: float) -> None:
-        self._add(what, smallest(figure), bound, math.inf)
+    def above(self, what: str, figure: Figure, bound: float, *, infinite: bool = False) -> None:
+        """infinite: +inf is an answer."""
+        self.checks.append(Check(what, smallest(figure), bound, math.inf, infinite=infinite))
 
     def near(self, what: str, figure: Number, expected: float, within: float) -> None:
-        self._add(what, float(figure), expected - within, expected + within)
+        self.checks.append(Check(what, float(figure), expected - within, expected + within))
 
     def printed_below(self, what: str, figure: Figure, bound: float = IDENTITY) -> None:
         """The paper says figure <= bound, and that is false: the claim stands if it is not so."""
-        self._add(what, largest(figure), -math.inf, bound, as_printed=True)
+        self.checks.append(Check(what, largest(figure), -math.inf, bound, as_printed=True))
 
     def printed_above(self, what: str, figure: Figure, bound: float) -> None:
-        self._add(what, smallest(figure), bound, math.inf, as_printed=True)
+        self.checks.append(Check(what, smallest(figure), bound, math.inf, as_printed=True))
 
     def printed_near(self, what: str, figure: Number, expected: float, within: float) -> None:
-        self._add(what, float(figure), expected - within, expected + within, as_printed=True)
+        low, high = expected - within, expected + within
+        self.checks.append(Check(what, float(figure), low, high, as_printed=True))
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def draw(self, picture: Curves | Fields) -> None:
         self.pictures.append(picture)
-
-    def _add(
-        self, what: str, figure: float, low: float, high: float, as_printed: bool = False
-    ) -> None:
-        self.checks.append(Check(what, figure, low, high, as_printed))
 
 
 def largest(figure: Figure) -> float:

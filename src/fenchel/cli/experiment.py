@@ -199,11 +199,14 @@ class _Queue:
 
         if first_steps is not None:
             jobs = [shortened(job, first_steps) for job in jobs]
-        there = [not self.again and stored(job, self.out) is not None for job in jobs]
+
+        def done(job: Job) -> bool:
+            return not self.again and stored(job, self.out) is not None
+
         note = f" ({data.note})" if data.note else ""
-        self.say(f"{data.name}{note}: {len(jobs)} runs, {sum(there)} of them stored")
+        self.say(f"{data.name}{note}: {len(jobs)} runs, {sum(map(done, jobs))} of them stored")
         for number, job in enumerate(jobs, 1):
-            if there[number - 1]:
+            if done(job):  # asked again: another process may have made it meanwhile
                 continue
             with self._bar(f"{number}/{len(jobs)} {job.name}", job.training.steps) as advance:
                 try:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
+import torch
+
 from tests.claims.mutations import Mutation, off_by
 
 FACTOR = 1.001
@@ -62,6 +64,31 @@ def nan_weights_after(calls: int) -> Callable[[Callable], Callable]:
     return broken
 
 
+def without_covariance(true: Callable) -> Callable:
+    """The multiplier of N(μ, I); the mean and the dual's value there are of the true covariance."""
+
+    def call(mean, covariance, evidence, reliability):
+        alpha = torch.as_tensor(reliability, dtype=mean.dtype).unsqueeze(-1)
+        found = true(mean, torch.eye(len(mean), dtype=mean.dtype), evidence, reliability)
+        multiplier = found.multiplier
+        moved = multiplier @ covariance
+        slope = evidence - multiplier / (2 * alpha) - moved / 2
+        value = (multiplier * slope).sum(-1)
+        return replace(found, mean=mean + moved, dual_value=value)
+
+    return call
+
+
+def stalled(true: Callable) -> Callable:
+    """Ends after three steps where there are many templates."""
+
+    def call(templates, *args, **options):
+        few = {"max_steps": 3} if templates.shape[-2] > 100 else {}
+        return true(templates, *args, **{**options, **few})
+
+    return call
+
+
 def compared(multiplier: float = 1.0, mean_shift: float = 1.0) -> Mutation:
     """What `Estimate.compare` says, times these factors."""
 
@@ -106,6 +133,8 @@ MUTATIONS = {
         OTHER_SCORES,
         Mutation(ESTIMATE, scaled("multiplier")),
         Mutation("fenchel.dual.gaussian", scaled("dual_value")),
+        Mutation("fenchel.dual.gaussian", scaled("mean")),
+        Mutation("fenchel.dual.gaussian", without_covariance),
     ],
     "D-E13": [OTHER_RELIABILITY, Mutation(SECOND, scaled("multiplier"))],
     "D-E14": [
@@ -114,8 +143,18 @@ MUTATIONS = {
         compared(multiplier=FACTOR),
     ],
     "D-T2/E15": [OTHER_RELIABILITY, Mutation(FIRST, scaled("mean")), compared(mean_shift=2.0)],
-    "D-T2dom": [OTHER_RELIABILITY, Mutation(FIRST, scaled("mean")), compared(mean_shift=2.0)],
-    "D-LIM": [Mutation(ESTIMATE, scaled("mean", by=1.01)), MASK_FORGOTTEN],
+    "D-T2dom": [
+        OTHER_RELIABILITY,
+        Mutation(FIRST, scaled("mean")),
+        Mutation(ESTIMATE, stalled),
+        compared(mean_shift=2.0),
+    ],
+    "D-LIM": [
+        Mutation(ESTIMATE, scaled("mean", by=1.01)),
+        MASK_FORGOTTEN,
+        Mutation(ESTIMATE, with_argument(3, lambda x: x.clamp(max=1e4))),
+        Mutation(ESTIMATE, with_argument(3, lambda x: 1.5 * x)),
+    ],
     "D-Fig3": [
         OTHER_RELIABILITY,
         Mutation(FIRST, with_argument(2, lambda z: FACTOR * z)),

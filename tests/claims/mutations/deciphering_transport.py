@@ -1,7 +1,9 @@
 """Of paper D, its transport problem and its two tables of networks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from fenchel import dual
 from tests.claims.mutations import Mutation, off_by
 from tests.claims.mutations.deciphering import nan_weights_after
 from tests.claims.mutations.onesided import spoiled
@@ -21,6 +23,18 @@ def with_row_sums(true: Callable) -> Callable:
     return lambda templates, preference, cost, gamma: true(templates, preference, cost.mT, gamma)
 
 
+def towards_the_preference(true: Callable) -> Callable:
+    """Aims at μ + z for μ̃ + z, and says so of itself."""
+
+    def call(templates, preference, cost, evidence, alpha, gamma):
+        mean = preference @ templates
+        moved = mean - dual.true_preference(templates, preference, cost, gamma).mean
+        found = true(templates, preference, cost, evidence + moved, alpha, gamma)
+        return replace(found, prior_mean=mean)
+
+    return call
+
+
 EXACT = "fenchel.dual.transport"
 FIRST = "fenchel.dual.transport_first_order"
 TRUE = "fenchel.dual.true_preference"
@@ -32,11 +46,13 @@ MUTATIONS = {
         Mutation(EXACT, with_more_gamma),
         Mutation("fenchel.measures.wasserstein1", off_by(0.8)),
         Mutation("fenchel.measures.wasserstein1", off_by(2.0)),
+        Mutation("fenchel.measures.wasserstein1", off_by(1.001)),
     ],
     "D-E21/E31": [
         Mutation(EXACT, spoiled(objective=1.001)),
         Mutation(EXACT, spoiled(weights=1.001)),
         Mutation(EXACT, with_more_gamma),
+        Mutation(EXACT, towards_the_preference),
     ],
     "D-E32/E38": [Mutation(TRUE, spoiled(mean=1.001)), Mutation(TRUE, with_row_sums)],
     "D-E33": [Mutation(FIRST, spoiled(dual_value=1.001)), Mutation(FIRST, with_more_gamma)],

@@ -85,6 +85,7 @@ MUTATIONS = {
         MORE_SCORES,
         Mutation("fenchel.measures.wasserstein1", off_by(1.2)),
         Mutation("fenchel.measures.entropic_wasserstein1", spoiled(lower=1.1)),
+        Mutation("fenchel.measures.entropic_wasserstein1", spoiled(lower=0.0, upper=1e3)),
     ],
     "L-4": [
         Mutation("fenchel.fenchel_young_loss", off_by(0.99)),

@@ -28,6 +28,16 @@ def bound_off_by(factor: float) -> Broken:
     return broken
 
 
+def tenth_beyond_two(true: Callable) -> Callable:
+    """A certificate for keys and values that is a tenth of itself for more than two of them."""
+
+    def made(keys, *rest, **options):
+        found = true(keys, *rest, **options)
+        return replace(found, bound=0.1 * found.bound) if len(keys) > 2 else found
+
+    return made
+
+
 def field_off_by(name: str, factor: float) -> Broken:
     """A named tuple with one entry times a factor."""
 
@@ -60,6 +70,15 @@ def steeper(true: type) -> Callable:
     return made
 
 
+def blind(true: type) -> Callable:
+    """A kernel whose potential is one everywhere."""
+
+    def made(potential, *lookup):
+        return true(measures.Potential(lambda x, y: 0 * potential.log(x, y)), *lookup)
+
+    return made
+
+
 def stretched(true: Callable) -> Callable:
     """A flow whose last measure is a little larger."""
 
@@ -85,6 +104,11 @@ def larger_mean(true: type) -> Callable:
     return call
 
 
+def even(true: type) -> Callable:
+    """__call__ of a projection onto even weights, whatever the moments are."""
+    return lambda self, given: measures.Empirical(given.points.expand(*given.weights.shape, -1))
+
+
 def idle(true: Callable) -> Callable:
     """An attack that observes nothing."""
     return lambda *args, **options: replace(true(*args, **options), observed=0.0)
@@ -98,6 +122,7 @@ DOT = Mutation("fenchel.measures.Dot", hotter)
 GAUSSIAN = Mutation("fenchel.measures.GaussianPotential", hotter)
 SOFTMATCH = Mutation("fenchel.measures.Softmatch", steeper)
 ATTENTION = Mutation("fenchel.measures.AttentionKernel", steeper)
+BLIND = Mutation("fenchel.measures.AttentionKernel", blind)
 FLOW = Mutation("fenchel.measures.flow", stretched)
 TILT = Mutation(
     "fenchel.measures.boltzmann_gibbs", lambda true: lambda log_g, nu: true(1.001 * log_g, nu)
@@ -185,7 +210,8 @@ MUTATIONS = {
     "M-T14b": [Mutation(MAXIMUM_ENTROPY, field_off_by("multiplier", 1.001))],
     "M-R15": [Mutation(MAXIMUM_ENTROPY, field_off_by("divergence", 1.001))],
     "M-P16": [
-        Mutation("fenchel.measures.GridFamily", lambda true: lambda points, weights: true(points))
+        Mutation("fenchel.measures.GridFamily", lambda true: lambda points, weights: true(points)),
+        Mutation("fenchel.measures.MomentProjection", methods(__call__=even)),
     ],
     "M-P17": [PROJECTION, W1],
     "M-P19a": [constant("in_query"), W1, IDLE],
@@ -205,10 +231,13 @@ MUTATIONS = {
         IDLE,
         Mutation("fenchel.attention", off_by(1.001)),
     ],
-    "M-C24+": [PROXIMITY],
+    "M-C24+": [
+        PROXIMITY,
+        Mutation("fenchel.certificates.query_lipschitz", tenth_beyond_two),
+    ],
     "M-P25": [constant("neighbourhood"), W1, ATTENTION, IDLE],
-    "M-P26": [constant("attention"), FLOW, W1],
-    "M-R27": [FLOW],
+    "M-P26": [constant("attention"), FLOW, W1, ATTENTION, BLIND],
+    "M-R27": [FLOW, ATTENTION, BLIND],
     "M-P28": [SOFTMATCH, W1, IDLE],
     "M-T29": [
         GAUSSIAN,

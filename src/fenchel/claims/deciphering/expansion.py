@@ -85,7 +85,7 @@ def cumulants(evidence: Evidence) -> None:
 
 @claim("D-E12", "K(λ*) ≈ <μ, λ*> + λ*'Σλ*/2, exact for Gaussian u", Verdict.CONFIRMED)
 def quadratic_at_the_solution(evidence: Evidence) -> None:
-    exact, said, roots, alphas = [], [], [], halvings(2, 9)
+    exact, said, roots, wide, alphas = [], [], [], [], halvings(2, 9)
     rest = torch.zeros_like(alphas)
     for generator in evidence.generators():
         mean, z = normal(generator, 1), normal(generator, 1)
@@ -97,6 +97,7 @@ def quadratic_at_the_solution(evidence: Evidence) -> None:
             exact.append(potential - (mean * multiplier + 0.5 * variance[0] * multiplier**2))
             value = (mean + z) * multiplier - multiplier**2 / (2 * alpha) - potential
             said.append(value - found.dual_value)
+        wide.append(_off_the_closed_form(generator))
         problem = draw(generator)
         found = dual.estimate(*problem.operands, alphas)
         apart = _potential(problem, found.multiplier) - _quadratic(problem, found.multiplier)
@@ -104,8 +105,19 @@ def quadratic_at_the_solution(evidence: Evidence) -> None:
         roots.append((found.multiplier - _root(problem, alphas)).abs())
     evidence.below("|K(λ*) - quadratic|, Gaussian u, by quadrature", torch.stack(exact).abs())
     evidence.below("value of the dual against the quadrature", torch.stack(said).abs())
+    evidence.below("|z - λ*/α - Σλ*|, |ĥ - μ - Σλ*|, u = N(μ, Σ) in R³", wide)
     evidence.near("order in α of the remainder, discrete u", order(alphas, rest), 3, 0.1)
     evidence.below("|λ* - root of the dual's gradient|, discrete u", roots)
+
+
+def _off_the_closed_form(generator: torch.Generator) -> Tensor:
+    """Where K is <μ, λ> + λ'Σλ/2, its gradient μ + Σλ is the mean; Σ at random. (2, α, d)"""
+    mean, z, factor = normal(generator, 3), normal(generator, 3), normal(generator, 3, 3)
+    covariance, alphas = factor @ factor.mT / 3, numbers([0.1, 1.0, 10.0])
+    found = dual.gaussian(mean, covariance, z, alphas)
+    moved = found.multiplier @ covariance
+    slope = z - found.multiplier / alphas[:, None] - moved
+    return torch.stack([slope, found.mean - mean - moved]).abs()
 
 
 def _root(problem: Drawn, alphas: Tensor) -> Tensor:
@@ -316,15 +328,28 @@ def domain(evidence: Evidence) -> None:
     moments = [torch.logsumexp(k * grid - 0.5 * grid.square(), 0) for k in range(5)]
     off = torch.stack([moments[k] - moments[0] - 0.5 * k**2 for k in range(5)])
     evidence.below("its moments against e^{k²/2}, k ≤ 4", off.abs())
-    ends = []
+    ends, roots = [], []
     for cut in places.tolist():
         logs = torch.arange(-6, math.log(cut), 0.02, dtype=F64)
-        operands = (logs.exp()[:, None], (-0.5 * logs.square()).exp(), numbers([1.0]))
-        ends.append(_relative(operands, 0.05))
+        problem = Drawn(logs.exp()[:, None], (-0.5 * logs.square()).softmax(0), numbers([1.0]))
+        ends.append(_relative(problem.operands, 0.05))
+        found = dual.estimate(*problem.operands, 0.05).multiplier
+        roots.append((found / _bisected(problem, 0.05) - 1).abs())
+    evidence.below("|λ* - root by bisection|, relative, u cut at 1e2, 1e3, 1e4", roots)
     evidence.printed_below("error of (15) over |ĥ - μ|, u cut at 1e4, α = 0.05", ends[2], 1.0)
     evidence.above("growth of that error from the cut 1e3 to 1e4", ends[2] / ends[1], 5.0)
     compare_by_hand(evidence)
     _exponential(evidence)
+
+
+def _bisected(problem: Drawn, alpha: float) -> Tensor:
+    """Root of b - λ/α - h(λ), which falls in λ; one coordinate, z > 0, so that 0 < λ* < α z."""
+    low, high = torch.zeros_like(problem.evidence), alpha * problem.evidence
+    for _ in range(100):
+        middle = (low + high) / 2
+        slope = problem.target - middle / alpha - problem.weights(middle) @ problem.templates
+        low, high = (middle, high) if slope > 0 else (low, middle)
+    return low
 
 
 def _exponential(evidence: Evidence) -> None:
@@ -369,9 +394,10 @@ def _projection(point: Tensor, templates: Tensor) -> Tensor:
     Verdict.CONFIRMED,
 )
 def limits(evidence: Evidence) -> None:
-    """|ĥ - μ| ≤ α |z| diam² / 4, and |ĥ - projection|² ≤ 2 log(1 / min u) / α."""
+    """|ĥ - μ| ≤ α |z| diam² / 4, and |ĥ - projection|² ≤ 2 log(1 / min u) / α; near the ends
+    ĥ = μ + αΣz + O(α²) and, templates being finitely many, ĥ = projection + O(1/α)."""
     alphas = torch.logspace(-4, 6, 21, dtype=F64)
-    low, high, ends, missed = [], [], [], []
+    low, high, start, end, missed = [], [], [], [], []
     for generator in evidence.generators():
         drawn = draw(generator, hidden=1)
         away = torch.nn.functional.normalize(drawn.evidence, dim=0) * (drawn.diameter + 1)
@@ -384,10 +410,13 @@ def limits(evidence: Evidence) -> None:
         from_mean, to_near = ((found.mean - x).norm(dim=-1) for x in (problem.mean, near))
         low.append(from_mean / (alphas * away.norm() * problem.diameter**2 / 4))
         high.append(to_near / (-2 * least.log() / alphas).sqrt())
-        ends += [from_mean[0], to_near[-1]]
+        step = alphas[0] * problem.covariance @ away
+        start.append((found.mean[0] - problem.mean - step).norm() / step.norm())
+        end.append(to_near[-1])
         missed.append((found.mean[-1] - problem.target).norm())
         lines = {"from μ": from_mean, "from the projection": to_near}
-    evidence.below("distance from each limit at α = 1e-4 and 1e6", torch.stack(ends), 1e-2)
+    evidence.below("|ĥ - μ - αΣz| over |αΣz| at α = 1e-4", start, 2e-3)
+    evidence.below("|ĥ - projection| at α = 1e6", end, 2e-5)
     evidence.below("|ĥ - μ| over α |z| diam² / 4", torch.stack(low), 1 + SLACK)
     evidence.below("|ĥ - projection| over √(2 log(1 / min u) / α)", torch.stack(high), 1 + SLACK)
     evidence.above("distance from b, where a template with u = 0 is", torch.stack(missed), 1.0)

@@ -105,7 +105,7 @@ def policy_gradient(evidence: Evidence) -> None:
 
 @claim(
     "L-5var",
-    "Backpropagation is the policy gradient's exact expectation: it has no variance",
+    "Backpropagation is a variance-reduced policy gradient, E_p r being the baseline",
     Verdict.CORRECTED,
 )
 def variance_of_the_policy_gradient(evidence: Evidence) -> None:
@@ -125,7 +125,7 @@ def variance_of_the_policy_gradient(evidence: Evidence) -> None:
             least += [(none - best).min(), (mean - best).min()]
             shares.append((mean > none).double().mean())
     worse = torch.stack(shares).reshape(-1, len(sizes)).mean(0).tolist()
-    share = worse[sizes.index(3.0)]
+    share, usual = (worse[sizes.index(size)] for size in (3.0, 1.0))
     evidence.below(
         "|expectation of one sample − gradient of the library|, three baselines", _largest(expected)
     )
@@ -135,14 +135,14 @@ def variance_of_the_policy_gradient(evidence: Evidence) -> None:
         torch.stack(least),
         -SLACK,
     )
-    evidence.above(
-        "share of N(0, 9) scores for which E_p r has more variance than none", share, 0.4
+    evidence.printed_below(
+        "share of N(0, 9) scores for which E_p r has more variance than none", share, 0.0
     )
-    evidence.printed_below("share for which the baseline E_p r reduces no variance", share, 0.0)
     evidence.correction = (
         "Backpropagation takes the expectation exactly, so that it has no variance to reduce. Of "
         "one-sample estimates the baseline E_p r is not the best one, which is b* = E[r |∇ log "
-        f"p|²] / E[|∇ log p|²], and it is worse than none in {share:.0%} of random cases."
+        f"p|²] / E[|∇ log p|²], and it is worse than none in {share:.0%} of cases with N(0, 9) "
+        f"scores ({usual:.0%} with N(0, 1))."
     )
     lines = {"worse than none": (sizes, worse)}
     title = "Where the baseline E_p r adds variance"

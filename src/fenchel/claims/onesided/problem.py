@@ -12,7 +12,6 @@ from fenchel.claims._numerical import (
     DOUBLE,
     distributions,
     divergence,
-    entropy,
     lowest_distribution,
     normal,
     sinkhorn,
@@ -81,7 +80,7 @@ def one_sided_problem(evidence: Evidence) -> None:
 
 @claim(
     "L-2",
-    "With one source, and the target's marginal dropped, entropic transport is that problem",
+    "With one source, n = 1, entropic transport (3) becomes (4), min of Σ C_j p_j − ε H(p)",
     Verdict.CORRECTED,
 )
 def one_source(evidence: Evidence) -> None:
@@ -123,7 +122,12 @@ def one_source(evidence: Evidence) -> None:
     Verdict.CONFIRMED,
 )
 def limits(evidence: Evidence) -> None:
-    hard, even, between, cold, warm, bounds = [], [], [], [], [], []
+    _limits_of_weights(evidence)
+    _limits_of_plans(evidence)
+
+
+def _limits_of_weights(evidence: Evidence) -> None:
+    hard, even, between = [], [], []
     for generator in evidence.generators():
         s = normal(generator, N)
         s[:2] = s.max() + 0.5
@@ -134,31 +138,34 @@ def limits(evidence: Evidence) -> None:
             raised = ((s - s.max()) / tau).exp()
             p = fl.solve(s, fl.Shannon(tau)).weights
             between.append((p - raised / raised.sum()).abs().max())
-        x, y = uniform(generator, 3, 2) / 2, uniform(generator, 4, 2) / 2  # no cost above 1
-        a, b = distributions(generator, 3), distributions(generator, 4)
-        mu, nu = measures.Empirical.of_masses(x, a), measures.Empirical.of_masses(y, b)
-        least, cost = measures.wasserstein1(mu, nu, norm=2), torch.cdist(x, y)
-        plan = sinkhorn(a, b, cost, 0.1)[1]
-        over = (plan * cost).sum() - least
-        cold += [over - 0.1 * (entropy(a) + entropy(b)), -over]
-        warm.append((sinkhorn(a, b, cost, 1e4)[1] - a.unsqueeze(1) * b).abs().max())
-        found = measures.entropic_wasserstein1(mu, nu, norm=2, max_steps=200)
-        bounds += [found.lower - least, least - found.upper]
     evidence.below("|weights at τ = 0.002 − argmax, two ties shared|", _largest(hard))
-    evidence.below("|weights at τ = 10⁴ − 1/n|", _largest(even), 1e-3)
+    evidence.below("|weights at τ = 10⁴ − 1/n|", _largest(even), 1e-4)
     evidence.below("|weights at τ from 0.1 to 20 − e^{s/τ} / Z|", _largest(between))
-    evidence.below(
-        "cost of Sinkhorn's plan − W_0, above ε (H(a) + H(b)) or below 0, ε = 0.1",
-        _largest(cold),
-        1e-9,
-    )
-    evidence.below("|Sinkhorn's plan at ε = 10⁴ − a bᵀ|", _largest(warm), 1e-3)
-    evidence.below("how far W_0 is outside the library's entropic bounds", _largest(bounds), 1e-9)
     taus = [10 ** (k / 8 - 2) for k in range(33)]
     rows = torch.stack([fl.solve(s, fl.Shannon(tau)).weights for tau in taus])
     order = s.argsort(descending=True)[1:6]
     lines = {f"key {j}": (taus, rows[:, k].tolist()) for j, k in enumerate(order.tolist(), 1)}
     evidence.draw(Curves("From the argmax to even weights", "τ", "weight", lines, "x"))
+
+
+def _limits_of_plans(evidence: Evidence) -> None:
+    cold, warm, bounds, widths = [], [], [], []
+    for generator in evidence.generators():
+        x, y = uniform(generator, 3, 2) / 2, uniform(generator, 4, 2) / 2  # no cost above 1
+        a, b = distributions(generator, 3), distributions(generator, 4)
+        mu, nu = measures.Empirical.of_masses(x, a), measures.Empirical.of_masses(y, b)
+        least, cost = measures.wasserstein1(mu, nu, norm=2), torch.cdist(x, y)
+        plan = sinkhorn(a, b, cost, 2e-3, steps=20_000)[1]
+        cold.append(((plan * cost).sum() - least).abs())
+        warm.append((sinkhorn(a, b, cost, 1e4)[1] - a.unsqueeze(1) * b).abs().max())
+        found = measures.entropic_wasserstein1(mu, nu, norm=2, max_steps=200)
+        bounds += [found.lower - least, least - found.upper]
+        widths.append(found.upper - found.lower)
+    # The plan a bᵀ costs some 0.03 more than W_0, which this must not let pass.
+    evidence.below("|cost of Sinkhorn's plan at ε = 0.002 − W_0|", _largest(cold), 5e-4)
+    evidence.below("|Sinkhorn's plan at ε = 10⁴ − a bᵀ|", _largest(warm), 1e-5)
+    evidence.below("how far W_0 is outside the library's entropic bounds", _largest(bounds), 1e-9)
+    evidence.below("how far those bounds are apart", _largest(widths), 1e-2)
 
 
 @claim("L-4", "−H is strongly convex on the simplex: KL(p | q) ≥ |p − q|₁² / 2", Verdict.CONFIRMED)
@@ -183,11 +190,11 @@ def strongly_convex(evidence: Evidence) -> None:
 
 @claim(
     "L-E8/E9",
-    "Stationarity C_j + τ (1 + log p_j) + λ − μ_j = 0 with μ_j ≥ 0, μ_j p_j = 0",
+    "+Σ μ_j p_j in the Lagrangian: C_j + τ (1 + log p_j) + λ + μ_j = 0, μ_j p_j = 0",
     Verdict.CORRECTED,
 )
 def lagrangian(evidence: Evidence) -> None:
-    smooth, active, complementary, printed = [], [], [], []
+    smooth, most, least, complementary = [], [], [], []
     for generator in evidence.generators():
         row = draw(generator)
         s = row.scores
@@ -197,24 +204,19 @@ def lagrangian(evidence: Evidence) -> None:
         wide = 3 * normal(generator, N)
         p = fl.sparsemax(wide)
         level = (wide - p)[p > 0].mean()  # of −s_j + p_j + λ on the support
-        mu = -wide + p + level
-        active.append(mu.min())
+        mu = wide - p - level
+        most.append(mu.max())
+        least.append(mu.min())
         complementary.append((mu * p).abs().max())
-        printed.append((-mu).min())
     evidence.below("|C_j + τ (1 + log p_j) + λ| at the weights: μ = 0", _largest(smooth))
-    evidence.above(
-        "μ_j of −μ_j p_j, where p_j ≥ 0 is active (sparsemax)", torch.stack(active), -SLACK
+    evidence.below(
+        "largest μ_j of +μ_j p_j, where p_j ≥ 0 is active (sparsemax)", _largest(most), SLACK
     )
+    evidence.below("least μ_j there: it is not zero", _largest(least), -1e-3)
     evidence.below("|μ_j p_j| there", _largest(complementary), SLACK)
-    evidence.printed_above(
-        "least μ_j of the printed +μ_j p_j there, which a multiplier of p_j ≥ 0 "
-        "may not have below 0",
-        torch.stack(printed),
-        -SLACK,
-    )
     evidence.correction = (
-        "p_j ≥ 0 enters the Lagrangian of a minimum as −μ_j p_j with μ_j ≥ 0; the printed "
-        "+μ_j p_j needs μ_j ≤ 0. Harmless for softmax, whose weights are positive, so that μ = 0."
+        "The sign of μ is not given; with +μ_j p_j it must be μ_j ≤ 0 (or −μ_j p_j with μ_j ≥ 0). "
+        "Harmless for softmax, whose weights are positive, so that μ = 0."
     )
 
 
@@ -347,7 +349,11 @@ def _above_a_level(x: Tensor, power: float) -> Tensor:
     return (x - low).clamp_min(0).pow(power)
 
 
-@claim("L-TabPrior", "Ω = τ KL(p | π) gives p_j = π_j e^{s_j/τ} / Z", Verdict.CORRECTED)
+@claim(
+    "L-TabPrior",
+    "Ω = τ KL(p | π) = Σ p_j log(p_j/π_j) gives p_j = π_j e^{s_j/τ} / Z",
+    Verdict.CORRECTED,
+)
 def table_prior(evidence: Evidence) -> None:
     weights, found, preferred, printed = [], [], [], []
     for generator in evidence.generators():

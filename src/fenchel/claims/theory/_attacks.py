@@ -13,7 +13,7 @@ from fenchel.certificates.certificate import State
 from fenchel.claims.evidence import DIFFERENCES, SLACK, Evidence
 from fenchel.claims.theory._draws import attended, earth_movers, softmax
 
-Moved = tuple[Tensor, Tensor]  # how far apart the outputs are, and the inputs
+Moved = tuple[Tensor, Tensor]  # how far apart the outputs are, in each reading, and the inputs
 Quotient = Callable[[State], Moved]  # of a witness
 ROUNDING = 1e-13  # of distances: what trials take off theirs, and more
 
@@ -61,7 +61,8 @@ def anew(evidence: Evidence, certificate: Certificate, ratio: float, found: Move
     moved, apart = found
     certified = certificate.bound * apart
     over = ((moved - ratio * certified).abs() - ROUNDING).clamp_min(0) / certified
-    evidence.below("the pair found: its quotient by hand − observed, in bounds", over, DIFFERENCES)
+    what = "the pair found: its quotient by hand − observed, in bounds"
+    evidence.below(what, over.min(), DIFFERENCES)
 
 
 # ---- quotients by hand: of pairs of measures, G = exp(<x, y> / heat) and the identity for values
@@ -119,12 +120,12 @@ def _gaussian(x: Tensor) -> Tensor:
 
 
 def longest_token(state: State) -> Moved:
-    """Outputs of attention over inputs, in the norm of the longest token (l2): of the secant, or of
-    the tangent that it stands for."""
+    """Outputs of attention over inputs, in the norm of the longest token (l2): of the secant, and of
+    the tangent that it stands for; a search may have taken either."""
     x, y = state
     here, tangent = torch.func.jvp(_gaussian_attention, (x,), (y - x,))  # type: ignore[misc]
     moved = torch.stack([_gaussian_attention(y) - here, tangent])
-    return moved.norm(dim=-1).max(), (x - y).norm(dim=-1).max()
+    return moved.norm(dim=-1).amax(-1), (x - y).norm(dim=-1).max()
 
 
 def _gaussian_attention(x: Tensor) -> Tensor:

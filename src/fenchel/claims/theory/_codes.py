@@ -160,6 +160,14 @@ def quadratic_code(m: int) -> Tensor:
     return words(torch.stack([torch.ones(2**m, dtype=torch.long), *bits, *pairs]))
 
 
+def five_bit_code() -> Tensor:
+    """Another [32, 9] code, (512, 32) of -1 and 1: sums of 1, five bits and three quadratic forms,
+    one of which has rank two, and so four words of weight 8."""
+    x1, x2, x3, x4, x5 = bits = torch.tensor(list(product((0, 1), repeat=5))).mT
+    forms = [x1 * x3 ^ x2 * x4, x1 * x2 ^ x3 * x5, x2 * x3]
+    return words(torch.stack([torch.ones(32, dtype=torch.long), *bits, *forms]))
+
+
 def words(basis: Tensor) -> Tensor:
     """All sums of the rows (k, d) of zeros and ones, as (2^k, d) of 1 and -1."""
     all_words = torch.zeros(1, basis.shape[1], dtype=torch.long)

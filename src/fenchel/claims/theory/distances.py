@@ -33,6 +33,7 @@ from fenchel.claims.theory._metrics import (
     zigzag,
 )
 from fenchel.claims.theory._spaces import by_hand
+from fenchel.claims.theory._stored import note_negation
 from fenchel.claims.verdicts import Verdict
 from fenchel.measures import Empirical
 from fenchel.measures.measure import Function
@@ -104,7 +105,7 @@ def divergence(evidence: Evidence) -> None:
     evidence.below("library − ∫ log(dμ/dν) dμ", largest(formula))
     evidence.above("with dμ it is a divergence: least value", smallest(least), 0.0)
     off = measures.Empirical(points[:2]).kl(measures.Empirical(points[1:]))
-    evidence.below("H_ν(μ) = −KL(μ | ν) where μ is not ≪ ν", -off, -1e300)
+    evidence.below("H_ν(μ) = −KL(μ | ν) where μ is not ≪ ν", -off, -1e300, infinite=True)
     evidence.counterexample = (
         f"μ = (0.1, 0.2, 0.3, 0.4), ν even on four points: the printed integral is {printed:.4f}, "
         f"and equals −KL(ν | μ); KL(μ | ν) = {float(mu.kl(nu)):.4f}"
@@ -397,10 +398,13 @@ def splitting(evidence: Evidence) -> None:
             signed.append(difference.abs() - first.abs() - kept)
     evidence.below("the difference − its two parts", largest(identity))
     evidence.above("(9): sizes of the parts − that of the difference", smallest(bounded), -SLACK)
-    evidence.above(
-        "(9) with ν(G_y f) < 0 left negative: missed by", torch.stack(signed).max(), 1e-3
+    missed = torch.stack(signed).max()
+    evidence.above("(9) with ν(G_y f) < 0 left negative: missed by", missed, 1e-3)
+    evidence.note(
+        "the verdict is about the identity. The inequality (9) as printed, with ν(G_y f) in place "
+        "of |ν(G_y f)| in its second part, does not hold: where ν(G_y f) < 0 its right side falls "
+        f"short by up to {float(missed):.2f}"
     )
-    evidence.note("the second part of (9) needs |ν(G_y f)|; printed is ν(G_y f), which may be < 0")
 
 
 def _from_corner(corner: Tensor, zero: Tensor) -> Function:
@@ -418,12 +422,7 @@ def _gaussian_sums(points: Tensor, function: Function) -> tuple[Tensor, Tensor]:
     "M-NEG", "inserting a 'not' moves the embeddings of a sentence little", Verdict.NOT_CHECKABLE
 )
 def negation(evidence: Evidence) -> None:
-    evidence.note(
-        "a statement about trained models. Measured on MiniLM (results/study_negation.json): in "
-        "the last layer a negation moves the words of a sentence 1.75 times as far as a neutral "
-        "word does, at the input 0.95 times, and less far than another sentence of the same "
-        "relation in every pair"
-    )
+    note_negation(evidence)
     share, outputs, exact = [], [], []
     setting = certificates.Setting(measures.Dot(4.0), certificates.Box(1.0), 2, 6)
     bound = certificates.contraction.neighbourhood(setting).bound

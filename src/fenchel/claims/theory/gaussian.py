@@ -17,6 +17,7 @@ from fenchel.claims.verdicts import Verdict
 from fenchel.measures import Empirical
 
 STEP = 1e-6  # by which a token moves, where W1 itself is computed
+_SMALL = ((1, 6, 4), (2, 8, 2), (3, 20, 1), (6, 60, 1))  # d, N and starts of a search
 
 
 @claim(
@@ -164,6 +165,7 @@ def attention(evidence: Evidence) -> None:
         rate, by = _codes.best(d, weights)[1], 2 * d * _printed_constant(d, tokens)
         evidence.printed_below(f"{name}, N = {tokens}, printed τ(Π) = d: rate", rate, by)
     _check_codes(evidence)
+    _name_codes(evidence, local)
     _small(evidence)
     _corrected(evidence)
     evidence.counterexample = (
@@ -239,24 +241,49 @@ def _check_codes(evidence: Evidence) -> None:
         )
 
 
+def _name_codes(evidence: Evidence, rate: float) -> None:
+    """Of the [32, 9] code in use, and of another: a rate belongs to a code, not to its size."""
+    code = _codes.five_bit_code()
+    square = _codes.best(32, _codes.counted(code))[0]
+    other = _origin_rate(math.sqrt(square) * code)
+    evidence.near("another [32, 9] code, with four words of weight 8: rate", other, 44.10, 0.01)
+    evidence.note(
+        f"rates are of these codes: {rate:.2f} of the [32, 9] code c + Tr(bx) + Tr(ax³) over 32 "
+        "elements, a in a space of dimension 3, whose words have weights 12, 16, 20; "
+        f"{_codes.best(64, _codes.BCH)[1]:.1f} of the extended BCH code [64, 24, 16]. Other codes "
+        f"of the same length and dimension have other rates: {other:.2f} is that of the [32, 9] "
+        "code of 1, five bits, x₁x₃ + x₂x₄, x₁x₂ + x₃x₅ and x₂x₃"
+    )
+
+
 def _small(evidence: Evidence) -> None:
     """Gradient ascent on the largest column sum of the Jacobian: nothing found in small cases."""
-    ratios, errors = [], []
-    for generator in evidence.generators():
-        for d, tokens in ((1, 6), (2, 8))[: evidence.trials(1, 2)]:
-            x = normal(generator, tokens, d).requires_grad_()
-            ascent = torch.optim.Adam([x], lr=0.05)
-            for _ in range(evidence.trials(30, 500)):
-                steepest = _column_sums(x).max()
-                ascent.zero_grad()
-                (-steepest).backward()
-                ascent.step()
-            found = _column_sums(x.detach()).max()
-            ratios.append(found / (2 * _printed_constant(d, tokens)))
-            local = certificates.local_lipschitz(_outputs_of, x.detach(), norm=1).value
-            errors.append(found - local)
-    evidence.below("small N and d, gradient ascent: quotient / bound", largest(ratios), 1.0)
+    best, errors = [], []
+    # the smaller the set, the more starts end in a poor maximum
+    for d, tokens, starts in _SMALL[: evidence.trials(2, len(_SMALL))]:
+        found = []
+        for generator in evidence.generators():
+            for _ in range(starts):
+                x = _ascended(normal(generator, tokens, d), evidence.trials(40, 500))
+                found.append(_column_sums(x).max())
+                local = certificates.local_lipschitz(_outputs_of, x, norm=1).value
+                errors.append(found[-1] - local)
+        best.append(largest(found) / (2 * _printed_constant(d, tokens)))
+    evidence.below("small N and d, gradient ascent: quotient / bound", best, 1.0)
+    evidence.above("the same, the best of each N and d: least", best, 0.25)
     evidence.below("column sums of the Jacobian − local_lipschitz in l1", largest(errors))
+
+
+def _ascended(x: Tensor, steps: int) -> Tensor:
+    """Tokens (N, d) after so many steps of Adam."""
+    x = x.requires_grad_()
+    ascent = torch.optim.Adam([x], lr=0.05)
+    for _ in range(steps):
+        steepest = _column_sums(x).max()
+        ascent.zero_grad()
+        (-steepest).backward()
+        ascent.step()
+    return x.detach()
 
 
 def _column_sums(x: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def _not_closed(evidence: Evidence) -> None:
     apart = [float(measures.wasserstein1(measures.Empirical(grid / n), zero)) for n in (1, 10, 100)]
     evidence.near("W1(Unif[0, 1/n], δ_0), n = 100: 1/(2n)", apart[2], 0.005, 1e-12)
     off = zero.kl(measures.Empirical(grid))
-    evidence.above("and KL(δ_0 | Unif[0, 1]), cells of 1/1000", off, 1e300)
+    evidence.above("and KL(δ_0 | Unif[0, 1]), cells of 1/1000", off, 1e300, infinite=True)
 
 
 @claim("M-R15", "(4) is an information projection: the maximum of −KL(μ | ν)", Verdict.CORRECTED)
@@ -190,12 +190,14 @@ def moment_projection(evidence: Evidence) -> None:
     found = atoms(onto(measures.Empirical(grid, mu))).weights
     searched, pythagoras, slips, apart = [], [], [], []
     for generator, law, projected in zip(generators, mu, found, strict=True):
-        searched.append(projected - _member(base, features, _natural(base, features, law)))
-        member = _member(base, features, normal(generator, 2) / 2)
+        best, theta = _natural(base, features, law), normal(generator, 2) / 2
+        searched.append(projected - _member(base, features, best))
+        member = _member(base, features, theta)
         difference = _kl(law, projected) - _kl(law, member)
         pythagoras.append(difference + _kl(projected, member))
-        # <theta_M - theta, F> less the difference of the normalisers: the third line of the proof
-        third = (law * (projected / member).log()).sum()
+        # the third line of the proof: <theta_M - theta, law(F)> - log Z(theta_M) / Z(theta)
+        logs = torch.logsumexp(base.log() + torch.stack([best, theta]) @ features.mT, -1)
+        third = (best - theta) @ (law @ features) - logs[0] + logs[1]
         slips.append(third + difference)
         apart.append((third - difference).abs())
     evidence.below(

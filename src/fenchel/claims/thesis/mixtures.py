@@ -123,10 +123,7 @@ def expectation_maximisation(evidence: Evidence) -> None:
         weights = even(len(points))
         made = _fit(weights, points, start(), steps)
         to_sklearn.append(made.off(_by_sklearn(start(), points, steps)))
-        plain = start()
-        for _ in range(steps):
-            plain = plain.step(weights, points)
-        to_formulas.append(made.off(plain))
+        to_formulas.append(made.off(_stepped(start(), weights, points, steps)))
     evidence.below("library − scikit-learn after 10 steps", to_sklearn)
     evidence.below("library − the formulas after 10 steps", to_formulas)
 
@@ -192,6 +189,13 @@ def _fit(weights: Tensor, points: Tensor, begun: Modes, steps: int) -> Modes:
     return Modes.of(made)
 
 
+def _stepped(modes: Modes, weights: Tensor, points: Tensor, steps: int) -> Modes:
+    """After so many steps of EM by the formulas."""
+    for _ in range(steps):
+        modes = modes.step(weights, points)
+    return modes
+
+
 def _ascent(weights: Tensor, points: Tensor, modes: Modes, steps: int = 10) -> Tensor:
     """The weighted likelihood before the first step and after each. (up to steps + 1,)
 
@@ -255,35 +259,45 @@ def power(evidence: Evidence) -> None:
 
 @claim("F-S5.3.3", "the largest likelihood of K modes does not fall as K grows", Verdict.CONFIRMED)
 def more_modes(evidence: Evidence) -> None:
-    steps, split, single = [], [], []
-    restarts = evidence.trials(5, 20)
+    gains, grown, split, by_hand, single = [], [], [], [], []
     for generator in evidence.generators():
-        points = clumps(generator)
-        weights = even(len(points))
-        best: list[Tensor] = []
-        modes: Modes | None = None
-        for count in range(1, 6):
-            begun = fc.Random(restarts, generator)
-            made = Modes.of(fc.fit_mixture(weights, points, count, start=begun, iterations=40))
-            if modes is not None:  # the best of one fewer is among them, with a mode in two halves
-                among = _split(modes)
-                same = among.log_likelihood(weights, points) - best[-1]
-                split.append(same.abs())
-                tried = (made, among, _fit(weights, points, among, 40))
-                reached = torch.stack([x.log_likelihood(weights, points) for x in tried])
-                made = tried[int(reached.argmax())]  # NaN, if there is one
-            modes = made
-            best.append(made.log_likelihood(weights, points))
-        steps.append(torch.stack(best).diff().min())
-        apart = points - points.mean(0)
-        size = torch.linalg.det(2 * math.pi * math.e * apart.T @ apart / len(points))
+        random = fc.Random(evidence.trials(5, 20), generator)
+        weights, points = _hills(generator)
+        modes = Modes.of(fc.fit_mixture(weights, points, 1, start=random, iterations=40))
+        best = [modes.log_likelihood(weights, points)]
+        for count in range(2, 6):
+            halved = _split(modes)  # the best of one fewer, as a start
+            split.append((halved.log_likelihood(weights, points) - best[-1]).abs())
+            on = _fit(weights, points, halved, 40)
+            by_hand.append(on.off(_stepped(halved, weights, points, 40)))
+            made = Modes.of(fc.fit_mixture(weights, points, count, start=random, iterations=40))
+            reached = torch.stack([x.log_likelihood(weights, points) for x in (on, made)])
+            grown.append(reached[0] - best[-1])
+            modes = (on, made)[int(reached.argmax())]  # NaN, if there is one
+            best.append(reached.max())
+        gains.append(torch.stack(best).diff())
+        apart = points - weights @ points
+        size = torch.linalg.det(2 * math.pi * math.e * (weights * apart.T) @ apart)
         single.append((best[0] + size.log() / 2).abs())
-    evidence.above("least gain from K to K + 1, K = 1..4", torch.stack(steps), -SLACK)
-    evidence.below("K modes as K + 1, one in two halves: same likelihood", torch.stack(split))
-    evidence.below("K = 1 − that of the data's mean and covariance", torch.stack(single))
+    evidence.above("least gain from K to K + 1, K = 1..4", gains, -SLACK)
+    evidence.above("the same by EM from the best K modes, one in two halves", grown, -SLACK)
+    evidence.below("those 40 steps of EM − the formulas", by_hand)
+    evidence.below("K modes as K + 1, one in two halves: same likelihood", split)
+    evidence.below("K = 1 − that of the weights' mean and covariance", single)
+    evidence.note(
+        "Of points alone it has no bound from K = 2 on: a mode may fall onto one of them."
+    )
     found = torch.stack(best).tolist()
     line = {"best found": ([1.0, 2.0, 3.0, 4.0, 5.0], found)}
-    evidence.draw(Curves("More modes", "K", "Σ ln p / N", line))
+    evidence.draw(Curves("More modes", "K", "Σ w ln p", line))
+
+
+def _hills(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weights over 25 x 25 points, of six Gaussians wider than the points are apart: no mode falls
+    onto one of them, where the likelihood would have no bound. (625,), (625, 2)"""
+    points, _ = _grid(2.4, 25)
+    weights = Modes.draw(generator, 6).each(points).sum(-1)
+    return weights / weights.sum(), points
 
 
 def _split(modes: Modes) -> Modes:
@@ -305,23 +319,26 @@ def selection(evidence: Evidence) -> None:
     off = [abs(a - b) for a, b in zip(free, per_point, strict=True)]
     evidence.below("library's BIC / ln n − free parameters, K = 1..3", off)
     evidence.printed_below("K − free parameters, K = 3", abs(3.0 - free[2]), 0.5)
+    evidence.below("prices of AIC and BIC, K = 1..4 − 2 (6K − 1) and (6K − 1) ln n", _priced(count))
     chosen: list[float] = []
+    dear: list[float] = []
     wrong: list[float] = []
     for generator in evidence.generators():
         weights, positions = _two_bumps(generator)
         fits = [fc.fit_mixture(weights, positions, k, start=fc.Regions()) for k in range(1, 5)]
         likelihoods = [float(Modes.of(x).log_likelihood(weights, positions)) for x in fits]
-        for penalty in (10.0, fc.BIC(), fc.AIC()):
-            prices = [_price(penalty, k, count) for k in range(1, 5)]
-            costs = [-2 * count * x + y for x, y in zip(likelihoods, prices, strict=True)]
+        too_much = 3 * count * (likelihoods[1] - likelihoods[0])  # a second mode gains 2/3 of it
+        for penalty in (10.0, fc.BIC(), fc.AIC(), too_much):
             made = fc.select_mixture(weights, positions, 4, penalty, start=fc.Regions())
+            costs = _costs(likelihoods, count, penalty)
             own = 1 + int(torch.tensor(costs).argmin())  # NaN, if there is one
             wrong.append(abs(own - int(made.modes)))
             reached = Modes.of(made).log_likelihood(weights, positions)
             wrong.append(abs(float(reached) - likelihoods[own - 1]))
-            chosen.append(float(made.modes))
+            (dear if penalty is too_much else chosen).append(float(made.modes))
     evidence.below("library's K* and likelihood − the argmin, by hand", wrong)
     evidence.near("least K* for two bumps, λ = 10, AIC, BIC", smallest(chosen), 2, 0)
+    evidence.below("largest K* where a second mode gains but 2/3 of λ", dear, 1.0)
     evidence.correction = (
         "−2 ln(X|Θ) lacks its p: −2 ln p(X|Θ). P_BIC(K) is (6K − 1) ln n in the plane, the number "
         "of free parameters, not K ln n. With weights of sum one the likelihood needs a factor n "
@@ -331,6 +348,15 @@ def selection(evidence: Evidence) -> None:
     lines = {"−2 n Σ w ln p + (6K−1) ln n": (numbers, _costs(likelihoods, count, fc.BIC()))}
     lines["−2 n Σ w ln p + 10 K"] = (numbers, _costs(likelihoods, count, 10.0))
     evidence.draw(Curves("Two bumps: the criterion", "K", "criterion", lines))
+
+
+def _priced(count: int) -> list[float]:
+    """How far the prices of 1 to 4 modes in the plane are from those by hand."""
+    off = []
+    for modes in range(1, 5):
+        off.append(abs(fc.AIC()(modes, 2, count) - 2 * (6 * modes - 1)))
+        off.append(abs(fc.BIC()(modes, 2, count) - (6 * modes - 1) * math.log(count)))
+    return off
 
 
 def _price(penalty: float | Penalty, modes: int, count: int) -> float:
@@ -377,7 +403,7 @@ def _two_bumps(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     Verdict.CONFIRMED,
 )
 def two_clumps(evidence: Evidence) -> None:
-    ratios, moments, pair = [], [], []
+    ratios, moments, moved, pair = [], [], [], []
     for generator in evidence.generators():
         points = clumps(generator, 60)
         weights = even(len(points))
@@ -385,13 +411,15 @@ def two_clumps(evidence: Evidence) -> None:
         apart = points - points.mean(0)
         own = Modes(torch.ones(1).double(), points.mean(0)[None], (apart.T @ apart / 120)[None])
         moments.append(Modes.of(one).off(own))
+        moved.append(Modes.of(two).off(Modes.of(two).step(weights, points)))
         middle = two.components.mean.mean(0)
         pair.append((float(one.prob(middle)), float(two.prob(middle))))
         ratios.append(pair[-1][0] / pair[-1][1])
-    evidence.above("density midway: one Gaussian / two", ratios, 10.0)
-    evidence.above("density midway: one Gaussian", [x for x, _ in pair], 0.05)
-    evidence.below("density midway: two Gaussians", [x for _, x in pair], 0.02)
+    evidence.above("density midway: one Gaussian / two", ratios, 50.0)
+    evidence.above("density midway: one Gaussian", [x for x, _ in pair], 0.2)
+    evidence.below("density midway: two Gaussians", [x for _, x in pair], 0.005)
     evidence.below("one Gaussian − mean and covariance of the data", moments)
+    evidence.below("two Gaussians: moved by one more step of EM, by hand", moved, DIFFERENCES)
     line, _ = _grid(2.4, 36)
     panels = {
         name: made.prob(line).reshape(36, 36).T.tolist()

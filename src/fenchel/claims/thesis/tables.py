@@ -189,8 +189,7 @@ def shares(evidence: Evidence) -> None:
     evidence.printed_above(
         "any of these reaches λ = 100, as K* > 1 needs", largest([corners, *found]), 100.0
     )
-    chosen = [_chosen(_pixels(generator)) for generator in evidence.generators()]
-    evidence.above("K* at λ = 100 with the factor L = 196", chosen, 2.0)
+    _check_chosen(evidence)
     for penalty, row in _SHARES.items():
         evidence.near(f"sum of the row λ = {penalty}, in per cent", sum(row), 100.0, 0.025)
     ones = [row[0] for row in _SHARES.values()]
@@ -224,17 +223,33 @@ def _gain(pixels: list[int]) -> float:
     """-2 Δ Σ w ln p from one mode to four, no variance below 1e-6."""
     weights, positions = _isolated(pixels)
     floor = 1e-6 / float((positions - positions.mean(0)).square().mean())
-    found = []
-    for modes in (1, 4):
-        made = Modes.of(fc.fit_mixture(weights, positions, modes, floor=floor))
-        seen = weights > 0
-        found.append(float(made.log_likelihood(weights[seen], positions[seen])))
-    return 2 * (found[1] - found[0])
+    one, four = (_likelihood(weights, positions, modes, floor) for modes in (1, 4))
+    return 2 * (four - one)
 
 
-def _chosen(pixels: list[int]) -> int:
-    weights, positions = _isolated(pixels)
-    return int(fc.select_mixture(weights, positions, 5, 100.0, start=fc.Regions()).modes)
+def _likelihood(weights: Tensor, positions: Tensor, modes: int, floor: float = 1e-6) -> float:
+    """Σ w ln p of a fit; floor: the least variance, a share of that of the positions."""
+    made = Modes.of(fc.fit_mixture(weights, positions, modes, start=fc.Regions(), floor=floor))
+    seen = weights > 0
+    return float(made.log_likelihood(weights[seen], positions[seen]))
+
+
+def _check_chosen(evidence: Evidence) -> None:
+    """K* of four pixels with the factor L = 196, by λ: from 4 modes to 1 as it doubles."""
+    least, dear, wrong = [], [], []
+    for generator in evidence.generators():
+        weights, positions = _isolated(_pixels(generator))
+        found = [_likelihood(weights, positions, modes) for modes in range(1, 6)]
+        likelihoods = torch.tensor(found, dtype=torch.float64)
+        for price in (*(100.0 * 2**k for k in range(8)), 100.0 * _CELLS):
+            made = fc.select_mixture(weights, positions, 5, price, start=fc.Regions())
+            costs = price * torch.arange(1, 6) - 2 * _CELLS * likelihoods
+            wrong.append(abs(int(made.modes) - 1 - int(costs.argmin())))
+            least += [abs(int(made.modes) - 4)] if price == 100 else []
+        dear.append(int(made.modes) - 1)
+    evidence.below("K* at λ = 100 with the factor L = 196 − 4", least, 0.0)
+    evidence.below("K* at λ = 100 · 196, as without the factor − 1", dear, 0.0)
+    evidence.below("K* at λ = 100, 200, …, 12800 and there − the argmin, by hand", wrong, 0.0)
 
 
 # ---- the network
@@ -249,7 +264,7 @@ def pipeline(evidence: Evidence) -> None:
     generator = torch.Generator().manual_seed(evidence.seed)
     features = uniform(generator, -1, 1, 2, _CELLS, 2048)
     scores = uniform(generator, -2, 2, 2, _CELLS)
-    wrong, off = 0, []
+    wrong, off, moments = 0, [], []
     for count in (49, 100):
         for regularizer, modes in ((fl.Shannon(), 1), (fl.Tsallis(2.0), 1), (fl.Shannon(), 2)):
             layer = fnn.ContinuousAttention2d(
@@ -259,8 +274,10 @@ def pipeline(evidence: Evidence) -> None:
             wrong += context.shape != (2, 2048)
             wrong += density.expect(layer.basis).shape != (2, count)
             off.append(_context_off(layer.basis, features, density, context))
+            moments.append(_moments_off(scores, density))
     evidence.below("x̃ − Σ π_k B r_k with B and r_k by hand, N = 49, 100, K = 1, 2", off)
     evidence.below("shapes of r and x̃ other than N and D = 2048", float(wrong), 0.0)
+    evidence.below("mean and covariance of p − those of softmax(scores) on the cells", moments)
     _check_network(evidence, generator)
     _check_locations(evidence)
     evidence.correction = (
@@ -285,12 +302,36 @@ def _check_locations(evidence: Evidence) -> None:
     evidence.printed_below("from a cell to the nearest of them, in cells", nearest * side, 0.5)
 
 
+def _moments_off(scores: Tensor, density: Any) -> float:
+    """Of a density, or of the modes of one, and of the weights. EM keeps both moments."""
+    batch, mixed = len(scores), isinstance(density, fc.Mixture)
+    modes = density.components if mixed else density
+    mixing = density.mixing if mixed else torch.ones(batch, 1, dtype=torch.float64)
+    mean, among = _moments(mixing, modes.mean.reshape(batch, -1, 2))
+    each = modes.covariance_matrix.reshape(batch, -1, 2, 2)
+    covariance = among + (mixing[..., None, None] * each).sum(1)
+    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    own, spread = _moments(weights, _cells().expand(batch, -1, -1))
+    return largest([(mean - own).abs(), (covariance - spread).abs()])
+
+
+def _moments(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of weights (batch, n) on points (batch, n, 2)."""
+    mean = (weights.unsqueeze(-1) * points).sum(1)
+    apart = points - mean.unsqueeze(1)
+    return mean, torch.einsum("bn,bni,bnj->bij", weights, apart, apart)
+
+
+def _cells() -> Tensor:
+    """The middles of 14 x 14 cells, row by row. (196, 2)"""
+    side = (torch.arange(14, dtype=torch.float64) + 0.5) / 14
+    return torch.cartesian_prod(side, side)
+
+
 def _context_off(basis: Any, features: Tensor, density: Any, context: Tensor) -> float:
     """Of a context and B r, both by hand."""
-    side = (torch.arange(14, dtype=torch.float64) + 0.5) / 14
-    cells = torch.cartesian_prod(side, side)
     centres, covariances = basis.centers, basis.covariances
-    f = _functions(cells, centres, covariances).T
+    f = _functions(_cells(), centres, covariances).T
     eye = torch.eye(len(centres), dtype=torch.float64)
     b = features.mT @ torch.linalg.solve(f @ f.T + 0.01 * eye, f).T  # (batch, D, N)
     if isinstance(density, fc.Mixture):
