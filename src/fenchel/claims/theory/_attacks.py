@@ -120,8 +120,8 @@ def _gaussian(x: Tensor) -> Tensor:
 
 
 def longest_token(state: State) -> Moved:
-    """Outputs of attention over inputs, in the norm of the longest token (l2): of the secant, and of
-    the tangent that it stands for; a search may have taken either."""
+    """Outputs of attention over inputs, in the norm of the longest token (l2): of the secant, and
+    of the tangent that it stands for; a search may have taken either."""
     x, y = state
     here, tangent = torch.func.jvp(_gaussian_attention, (x,), (y - x,))  # type: ignore[misc]
     moved = torch.stack([_gaussian_attention(y) - here, tangent])
