@@ -9,6 +9,7 @@ from fenchel.experiments.data.toy import load_toy
 from fenchel.experiments.flops import step_flops
 from fenchel.experiments.vit.model import Size
 from fenchel.experiments.vit.study import VitStudy
+from tests.kernels.native.cases import needs_library
 
 SIZE = Size(width=8, inner=12, layers=2, heads=2, dropout=0.0)
 BATCH, CLASSES = 4, 4
@@ -53,11 +54,19 @@ def test_entmax_counts_as_if_it_were_dense(data):
     assert counted(data, "entmax") == counted(data, "softmax")
 
 
+def averaged(tokens, heads=SIZE.heads):
+    """Of one image, forward and backward: scores once and again, and the gradients of queries and
+    keys; and what each weight takes part in: averages twice, rewards."""
+    return 2 * tokens**2 * (4 * SIZE.width + 3 * heads)
+
+
+@needs_library
 def test_transport_is_a_mean_over_sharing(data):
+    """A partner's tokens are projected with its own image: more of them are looked at, no more."""
     alone, shared = counted(data, "transport", 0.0), counted(data, "transport", 1.0)
-    # the partner's tokens are projected too: keys and values, forward and backward
-    more = 3 * BATCH * 2 * 2 * SIZE.width**2 * TOKENS
-    assert shared > alone + more
+    assert shared - alone == BATCH * (averaged(2 * TOKENS) - averaged(TOKENS))
+    looked = layer(1, TOKENS, 0, 1 + 2.5)
+    assert alone - counted(data, "softmax") == BATCH * (averaged(TOKENS) - looked)
     assert counted(data, "transport", 0.25) == round(0.75 * alone + 0.25 * shared)
 
 

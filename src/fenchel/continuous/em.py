@@ -272,7 +272,18 @@ def _best(made: Parameters, data: Data) -> Parameters:
     """Of the restarts, for each member of the batch. (R, ..., K) -> (..., K)"""
     if made.mixing.shape[0] == 1:
         return Parameters(*(x[0] for x in made))
-    return _chosen(made, log_likelihood(made, data).argmax(0))
+    return _chosen(made, _leading(log_likelihood(made, data)))
+
+
+def _leading(likelihood: Tensor) -> Tensor:
+    """The first restart that no other surpasses by more than rounding. (R, ...) -> (...)
+
+    Several may reach one solution with its modes in another order; which of them is ahead in the
+    last digits differs from processor to processor.
+    """
+    best = likelihood.amax(0)
+    rounding = 1024 * torch.finfo(best.dtype).eps * (1 + best.abs())
+    return (likelihood >= best - rounding).to(torch.int8).argmax(0)
 
 
 def _chosen(made: Parameters, index: Tensor) -> Parameters:

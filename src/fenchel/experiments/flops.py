@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fenchel.experiments.loop import Study
 from fenchel.kernels.attention import tsallis_attention, tsallis_attention_backward
+from fenchel.kernels.average import average_attention, average_attention_backward
 
 
 def step_flops(study: Study, model: nn.Module, batch: int) -> int:
@@ -47,6 +48,16 @@ def _attention_backward(
     return 10 * math.prod(query[:-1]) * key[-2] * query[-1]
 
 
+def _average(query: list[int], key: list[int], *_: Any, **__: Any) -> int:
+    """Shapes (g, r, q, d) and (g, n, d): scores, and weights averaged over the queries."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + 1)
+
+
+def _average_backward(_: list[int], query: list[int], key: list[int], *__: Any, **___: Any) -> int:
+    """Scores again, rewards and averages, and the gradients of query and key."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2)
+
+
 _CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _MORE = {
@@ -54,4 +65,6 @@ _MORE = {
     _CPU_BACKWARD: _attention_backward,
     tsallis_attention._overloadpacket: _attention,
     tsallis_attention_backward._overloadpacket: _attention_backward,
+    average_attention._overloadpacket: _average,
+    average_attention_backward._overloadpacket: _average_backward,
 }
