@@ -16,6 +16,7 @@ PAPERS = {
 FAMILIES = (
     "deciphering.estimation",
     "deciphering.expansion",
+    "deciphering.limits",
     "deciphering.heads",
     "deciphering.likelihood",
     "deciphering.transport",
@@ -35,6 +36,7 @@ FAMILIES = (
     "thesis.integrals",
     "thesis.mixtures",
     "thesis.tables",
+    "thesis.network",
 )
 
 _IDS = """
