@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from fenchel import claims
+from fenchel import claims, measures
 from fenchel.claims import Evidence, Verdict
 from fenchel.claims.ledger import Claim
 from fenchel.cli import app
@@ -119,6 +120,27 @@ def test_a_missing_extra_is_told_and_the_others_computed(monkeypatch):
     assert result.exit_code == 1
     assert "for want of POT: M-W1" in result.output
     assert "1 CONFIRMED, 1 REFUTED" in result.output
+    alone = call("--id", "M-W1")
+    assert "none computed; 0 s" in alone.output
+
+
+def test_a_package_without_a_name_is_told_in_its_own_words(monkeypatch):
+    def needs(evidence: Evidence) -> None:
+        raise ImportError("equal weights need something")
+
+    entry = Claim("M-W1", "", Verdict.CONFIRMED, needs)
+    monkeypatch.setattr(claims, "ledger", lambda: BOOK | {"M-W1": entry})
+    assert "for want of equal weights need something: M-W1" in call().output
+
+
+def test_distances_name_the_packages_that_they_lack(monkeypatch):
+    one, as_many, more = (measures.Empirical(torch.randn(n, 2)) for n in (3, 3, 4))
+    for package, pair in {"scipy": (one, as_many), "ot": (one, more)}.items():
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.setitem(sys.modules, f"{package}.optimize", None)
+        with pytest.raises(ImportError) as missing:
+            measures.wasserstein1(*pair)
+        assert missing.value.name == package
 
 
 @pytest.mark.usefixtures("book")

@@ -81,11 +81,12 @@ def claims(
             try:
                 records.append(book.run(claim, seed=seed, slow=slow, results=results))
             except ImportError as package:
-                missing[claim.id] = _INSTALLED_AS.get(str(package.name), package.name)
+                name = package.name or str(package)  # its words, where it names none
+                missing[claim.id] = _INSTALLED_AS.get(name, name)
             progress.advance(task)
     _tell(records, as_json, html)
     if missing:
-        names = ", ".join(sorted({str(name) for name in missing.values()}))
+        names = ", ".join(sorted(set(missing.values())))
         told = f"not computed, for want of {names}: {', '.join(missing)}; {_EXTRAS}"
         typer.echo(told, err=True)
     if missing or any(record.verdict is Verdict.CONTRADICTED for record in records):
@@ -154,7 +155,9 @@ def _print(records: list[Record]) -> None:
         if len(records) <= 3 or record.verdict in (Verdict.REFUTED, Verdict.CONTRADICTED):
             _explain(console, record)
     counts = {verdict: sum(r.verdict is verdict for r in records) for verdict in Verdict}
-    told = ", ".join(f"{n} {verdict.value}" for verdict, n in counts.items() if n)
+    told = (
+        ", ".join(f"{n} {verdict.value}" for verdict, n in counts.items() if n) or "none computed"
+    )
     seconds = sum(record.seconds for record in records)
     console.print(Text(f"{told}; {seconds:.0f} s"), soft_wrap=True)
 

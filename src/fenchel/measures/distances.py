@@ -357,7 +357,7 @@ def _assignment(
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError:
-        raise ImportError(f"equal weights need scipy; run {_INSTALL}") from None
+        raise ImportError(f"equal weights need scipy; run {_INSTALL}", name="scipy") from None
     rows, columns = linear_sum_assignment(cost)
     plan = np.zeros_like(cost)
     plan[rows, columns] = a
@@ -388,7 +388,8 @@ def _network_simplex(
         import ot
     except ImportError:
         raise ImportError(
-            f"measures in several dimensions with weights that differ need POT; run {_INSTALL}"
+            f"measures in several dimensions with weights that differ need POT; run {_INSTALL}",
+            name="ot",
         ) from None
     scale = float(np.abs(cost).max()) or 1.0
     scaled = cost / scale
