@@ -207,7 +207,7 @@ def paint(canvas: Figure, rows: Sequence[Example], colors: Colors) -> None:
     called = ["picture", *max((list(row.looks) for row in rows), key=len)]
     for column, name in enumerate(called):
         x = 0.05 + column * (_SIDE + _GAP) + _SIDE / 2
-        words = textwrap.fill(name.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), 17)
+        words = textwrap.fill(name.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), 19)
         place: Any = {"ha": "center", "va": "bottom", "fontsize": 7, "linespacing": 1.1}
         canvas.text(x / width, 1 - (_HEADER - 0.02) / height, words, color=ink, **place)
     top = _HEADER
