@@ -5,15 +5,6 @@ import pytest
 from tests.examples.running import ROOT, number, row, run
 from tests.lens.heads import folders
 
-MINILM = ROOT / "build" / "models" / "minilm"
-
-
-@pytest.fixture
-def minilm():
-    if not (MINILM / "config.json").is_file():
-        pytest.skip(f"{MINILM} is not there; `make demo` fetches it")
-    return MINILM
-
 
 def check_swapped(text):
     """[mean cosine, worst, nearest kept, links] of each way; softmax keeps everything."""

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.examples.running import ROOT, number, row, run
-
-MINILM = ROOT / "build" / "models" / "minilm"
-
-
-@pytest.fixture
-def minilm():
-    if not (MINILM / "config.json").is_file():
-        pytest.skip(f"{MINILM} is not there; `make demo` fetches it")
-    return MINILM
+from tests.examples.running import number, row, run
 
 
 def shares(text):
