@@ -3,6 +3,7 @@
 import csv
 import json
 
+import h5py
 import numpy as np
 import torch
 from PIL import Image
@@ -212,8 +213,17 @@ def write_vqa2_json(folder, part, pairs):
         (folder / name).write_text(json.dumps(about | {key: rows}))
 
 
+def write_hdf5(path, arrays):
+    """A dataset an array, compressed as such files usually are; a dict becomes a group."""
+    with h5py.File(path, "w") as file:
+        for name, x in arrays.items():
+            if isinstance(x, dict):
+                file.create_group(name).update(x)
+            else:
+                file.create_dataset(name, data=x, compression="gzip")
+
+
 def write_vqa2(folder, layout="channels last", hdf5=False):
-    """hdf5: with an archive in the place of the HDF5 file, for a stand-in of h5py to read."""
     for part, pairs in VQA2.items():
         write_vqa2_json(folder / "json", part, pairs)
         grids = {pair[0]["image_id"]: None for pair in pairs}
@@ -221,8 +231,7 @@ def write_vqa2(folder, layout="channels last", hdf5=False):
         features = folder / "features"
         (features / part).mkdir(parents=True, exist_ok=True)
         if hdf5:
-            with (features / f"{part}.h5").open("wb") as file:
-                np.savez(file, **{str(image): grid for image, grid in grids.items()})
+            write_hdf5(features / f"{part}.h5", {str(image): x for image, x in grids.items()})
             continue
         for image, grid in grids.items():
             np.savez(features / part / f"COCO_{part}_{image:012d}.npz", x=grid)

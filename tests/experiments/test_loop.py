@@ -10,7 +10,8 @@ import torch
 from fenchel.experiments import checkpoint, loop
 from fenchel.experiments.checkpoint import Checkpoints, OtherConfig, State
 from fenchel.experiments.data.images import load_images
-from fenchel.experiments.loop import Busy, Diverged, Training, alone, train
+from fenchel.experiments.loop import Diverged, Training, train
+from fenchel.experiments.processes import Busy, alone
 from fenchel.experiments.vit.model import Size
 from fenchel.experiments.vit.study import VitStudy
 from tests.experiments.files import write_fashion

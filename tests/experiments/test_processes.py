@@ -17,7 +17,8 @@ import torch.multiprocessing as mp
 from fenchel.experiments import runs
 from fenchel.experiments.data.toy import load_toy
 from fenchel.experiments.loop import Training
-from fenchel.experiments.runs import Busy, Job, carry_out, stored
+from fenchel.experiments.processes import Busy
+from fenchel.experiments.runs import Job, carry_out, stored
 from fenchel.experiments.vit.model import Size
 from fenchel.experiments.vit.study import VitStudy
 from fenchel.experiments.vqa.study import VqaStudy

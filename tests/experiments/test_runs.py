@@ -16,7 +16,8 @@ import torch
 from fenchel.experiments import runs
 from fenchel.experiments.checkpoint import Checkpoints, OtherConfig
 from fenchel.experiments.loop import Diverged
-from fenchel.experiments.runs import Busy, carry_out, of_first, read_result, shortened, stored
+from fenchel.experiments.processes import Busy
+from fenchel.experiments.runs import carry_out, of_first, read_result, shortened, stored
 from tests.experiments.tiny import Line, line_job
 
 JOB = line_job()

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from tests.experiments.question_files import (
     annotated,
     grid_of,
     noise,
+    write_hdf5,
     write_vqa2,
     write_vqa2_json,
 )
@@ -110,38 +110,34 @@ def test_half_precision_is_widened(tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_hdf5(tmp_path, layout, monkeypatch):
-    def opened(path, mode):
-        assert mode == "r"
-        return np.load(path)
-
-    monkeypatch.setitem(sys.modules, "h5py", SimpleNamespace(File=opened))
+def test_hdf5(tmp_path, layout):
     data = load_vqa2(write_vqa2(tmp_path, layout, hdf5=True))
     found = data.train.pictures.gathered(torch.tensor([0, 1]))
     assert torch.equal(found, torch.from_numpy(np.stack([grid_of(9), grid_of(25)])))
-    path = tmp_path / "features" / "train2014.h5"
+
+
+def test_hdf5_that_is_not_right(tmp_path, monkeypatch):
+    path = write_vqa2(tmp_path, hdf5=True) / "features" / "train2014.h5"
     kept = path.read_bytes()
     for more, message in (
         ({"9": np.full(GRID, np.nan)}, r"train2014\.h5, dataset 9 has features that are not fin"),
+        ({"9": {"x": grid_of(9)}}, r"train2014\.h5, dataset 9 has the shape \(1,\)"),  # a group
         ({"boxes": np.zeros(4)}, r"train2014\.h5 holds boxes: features of boxes"),
     ):
-        with path.open("wb") as file:
-            np.savez(file, **{"9": grid_of(9), "25": grid_of(25)} | more)
+        write_hdf5(path, {"9": grid_of(9), "25": grid_of(25)} | more)
         with pytest.raises(DataProblem, match=message):
             load_vqa2(tmp_path)
+    for torn in (b"", kept[: len(kept) // 2], b"PK" + kept[2:]):
+        path.write_bytes(torn)
+        with pytest.raises(DataProblem, match=rf"2014\.h5 \({len(torn)} bytes\) is not HDF5: "):
+            load_vqa2(tmp_path)
     path.write_bytes(kept)
-    path = tmp_path / "features" / "val2014.h5"
-    with path.open("wb") as file:
-        np.savez(file, **{"43": grid_of(42)})
+    other = path.with_name("val2014.h5")
+    whole = other.read_bytes()
+    write_hdf5(other, {"43": grid_of(42)})
     with pytest.raises(DataProblem, match=r"no .*val2014\.h5, dataset 42: 1 of the 1 images"):
         load_vqa2(tmp_path)
-
-    def broken(path, mode):
-        raise OSError("file signature not found")
-
-    monkeypatch.setitem(sys.modules, "h5py", SimpleNamespace(File=broken))
-    with pytest.raises(DataProblem, match=r"train2014\.h5 \(\d+ bytes\) is not HDF5: file sig"):
-        load_vqa2(tmp_path)
+    other.write_bytes(whole)
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(DataProblem, match=r"train2014\.h5 needs h5py: `pip install h5py`"):
         load_vqa2(tmp_path)

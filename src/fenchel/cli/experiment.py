@@ -194,7 +194,8 @@ class _Queue:
         data: ImageData | QuestionData,
     ) -> None:
         """One that diverges does not stop the others; it is told again in the end."""
-        from fenchel.experiments.loop import Busy, Diverged
+        from fenchel.experiments.loop import Diverged
+        from fenchel.experiments.processes import Busy
         from fenchel.experiments.runs import carry_out, shortened, stored
 
         if first_steps is not None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +25,9 @@ from fenchel.experiments.checkpoint import (
     read_metrics,
     restore_optimizer,
 )
+from fenchel.experiments.processes import accelerator, alone
 
 Batch = dict[str, Tensor]
-Found = TypeVar("Found")
 _SEEDS = 2**31
 
 
@@ -103,10 +102,6 @@ class Study(Protocol):
 
 class Diverged(ArithmeticError):
     """The loss, a gradient, a weight or an answer is no number any more."""
-
-
-class Busy(RuntimeError):
-    """Another process is at this run."""
 
 
 def finite(answers: Tensor, what: str = "answers") -> Tensor:
@@ -202,12 +197,9 @@ class _Run:
         checkpoints: Checkpoints,
         say: Callable[[str], object],
     ) -> None:
-        from accelerate import Accelerator
-
         self.study, self.training, self.checkpoints = study, training, checkpoints
         self.say = say
-        processes()
-        self.accelerator = Accelerator(mixed_precision=training.precision)
+        self.accelerator = accelerator(training.precision)
         torch.manual_seed(training.seed)
         self.bare = study.build()
         optimizer = torch.optim.AdamW(  # fused: a tenth of a small step less
@@ -247,6 +239,8 @@ class _Run:
         self.step, facts = state.step, state.facts
         self.best, self.since_best = facts["best"], facts["since_best"]
         self.scores, self.spent, self.done = facts["scores"], facts["seconds"], facts["done"]
+        if self.accelerator.scaler is not None and "scaler" in facts:
+            self.accelerator.scaler.load_state_dict(facts["scaler"])
 
     def save(self) -> None:
         self._check_weights()
@@ -261,6 +255,8 @@ class _Run:
             "seconds": self.spent + time.monotonic() - self.started,
             "done": self.done,
         }
+        if self.accelerator.scaler is not None:  # of the loss in fp16
+            facts["scaler"] = self.accelerator.scaler.state_dict()
         self.checkpoints.save(State(self.step, tensors, facts))
 
     def _check_weights(self) -> None:
@@ -374,64 +370,6 @@ class _Run:
     def _tell(self, text: str) -> None:
         if self.accelerator.is_main_process:
             self.say(text)
-
-
-def processes() -> Any:
-    """Of this run, as accelerate knows them. Without a GPU they meet on the CPU, which it must be
-    asked for; otherwise each would train alone, all into one folder."""
-    from accelerate import PartialState
-    from accelerate.utils import parse_flag_from_env
-
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    without = started > 1 and not torch.accelerator.is_available()
-    state = PartialState(cpu=without or parse_flag_from_env("ACCELERATE_USE_CPU"))
-    if state.num_processes != started:
-        raise ValueError(
-            f"{started} processes were started, but accelerate sees {state.num_processes} on "
-            f"{state.device}; start one, or set ACCELERATE_USE_CPU=true"
-        )
-    return state
-
-
-# ---- several processes
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """A lock that the system frees when its process ends, however it does.
-
-    The main process holds it for all of a run's processes, which go on or leave together.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") if is_main() else nullcontext() as file:
-        if not agreed(file is None or _locked(file)):
-            raise Busy(f"another process is at the run in {folder}")
-        yield
-
-
-def _locked(file: IO[str]) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_main() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def agreed(found: Found) -> Found:
-    """What the main process found, told to all of a run's processes: they must do the same."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return found
-    from accelerate.utils import broadcast_object_list
-
-    processes()
-    told: Found = broadcast_object_list([found])[0]
-    return told
 
 
 def _mixed(seed: int, step: int, process: int) -> int:

@@ -17,19 +17,8 @@ from fenchel._files import write_whole
 from fenchel._version import __version__
 from fenchel.experiments.checkpoint import OtherConfig, differences, read_metrics
 from fenchel.experiments.flops import step_flops
-from fenchel.experiments.loop import (
-    Busy as Busy,  # of `carry_out`
-)
-from fenchel.experiments.loop import (
-    Outcome,
-    Study,
-    Training,
-    agreed,
-    alone,
-    is_main,
-    naming,
-    trained,
-)
+from fenchel.experiments.loop import Outcome, Study, Training, naming, trained
+from fenchel.experiments.processes import agreed, alone, is_main
 
 _PARTS: dict[str, type] = {
     "settings": dict,
