@@ -5,9 +5,11 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -139,6 +141,25 @@ def test_first_steps_are_not_taken_for_runs(tmp_path, steps):
     assert done("vit", tmp_path, "--tables", "--first-steps", "2").stdout == shown
 
 
+def test_tables_of_the_sets_that_are_named(tmp_path):
+    """With the runs that are published."""
+    stored = Path(__file__).parents[2] / "results/experiments"
+    for name, other in (("cifar-10", "fashion-mnist"), ("fashion-mnist", "cifar-10")):
+        shown = done("vit", stored, "--tables", "--preset", "cpu", "--sets", name).stdout
+        assert name in shown
+        assert other not in shown
+    easy = done("vqa", stored, "--tables", "--preset", "cpu", "--sets", "easy").stdout
+    assert "yes/no" in easy
+    assert "number" not in easy  # which none of its questions ask for
+    folder = tmp_path / "vit/cpu/cifar-10"
+    folder.mkdir(parents=True)
+    shutil.copy(stored / "vit/cpu/cifar-10/softmax-0.json", folder)
+    text = (
+        f"no run of vit cpu on fashion-mnist is stored in {tmp_path}; there are runs of cpu on ci"
+    )
+    refused(2, text, "vit", tmp_path, "--tables", "--preset", "cpu", "--sets", "fashion-mnist")
+
+
 def test_a_busy_run_is_left_out(tmp_path):
     folder = tmp_path / "vit/smoke/toy/softmax-0"
     folder.mkdir(parents=True)
@@ -176,6 +197,12 @@ def test_a_busy_run_is_left_out(tmp_path):
         ("vit", ["--sets", "toy,mnist"], "--sets of --preset smoke must be of toy, got 'mnist'"),
         ("vit", ["--tables"], "no run of vit smoke is stored in"),
         ("vqa", ["--tables"], "no run of vqa smoke is stored in"),
+        ("vit", ["--tables", "--sets", "mnist"], "--sets of --preset smoke must be of toy, got"),
+        (
+            "vqa",
+            ["--tables", "--seeds", "2", "--attention", "softmax", "--again"],
+            "shows every run that is stored: leave out --attention, --seeds, --again",
+        ),
         ("vit", ["--preset", "cpu", "--data", "nowhere"], "nowhere"),
         ("vqa", ["--preset", "cpu", "--sets", "daquar", "--data", "nowhere"], "nowhere"),
         ("vqa", ["--preset", "cpu", "--sets", "daquar"], "give their folder with --data"),

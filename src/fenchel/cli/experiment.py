@@ -85,7 +85,7 @@ def vit(
     commands at once share the queue. Attentions: softmax (ViT in the tables),
     transport (OT-ViT), entmax, sparsemax, continuous. Data sets: toy (smoke),
     fashion-mnist, cifar-10 (cpu, paper), cifar-100 (paper). The tables are of
-    all that is stored.
+    all that is stored, of the data sets in --sets where it is given.
 
     Several processes: put accelerate launch --multi_gpu --num_processes 2 -m
     or torchrun --nproc-per-node 2 -m before the command.
@@ -97,13 +97,14 @@ def vit(
 
         own = _one_of(presets.PRESETS, preset, "--preset")
         queue = _Queue(out, own.threads, again=not resume)
+        names = _sets(sets, own.epochs, preset)
+        _check_tables(tables, attention, seeds, resume)
         if not tables:
             asked = _parts(attention, "--attention") or own.attentions
-            names = _sets(sets, own.epochs, preset)
             for loaded in [presets.load(name, _folder(data)) for name in names]:
                 jobs = presets.jobs(preset, loaded, asked, seeds or own.seeds)
                 queue.work(jobs, first_steps, partial(presets.study, data=loaded), loaded)
-        queue.show(presets.STUDY, of_first(preset, first_steps), listings)
+        queue.show(presets.STUDY, of_first(preset, first_steps), names if sets else [], listings)
 
 
 @commands.command("vqa", epilog=f"Example: {_VQA}")
@@ -135,16 +136,17 @@ def vqa(
 
         own = _one_of(presets.PRESETS, preset, "--preset")
         queue = _Queue(out, own.threads, again=not resume)
+        names = _sets(sets, own.courses, preset)
+        _check_tables(tables, attention, seeds, resume)
         if not tables:
             asked = _parts(attention, "--attention")
-            names = _sets(sets, own.courses, preset)
             with queue.errors.status(f"loading {', '.join(names)}"):
                 every = [presets.load(name, _folder(data), out / "features") for name in names]
             for loaded in every:
                 wanted = asked or own.courses[loaded.name].attentions()
                 jobs = presets.jobs(preset, loaded, wanted, seeds or own.seeds)
                 queue.work(jobs, first_steps, partial(presets.study, data=loaded), loaded)
-        queue.show(presets.STUDY, of_first(preset, first_steps), listings)
+        queue.show(presets.STUDY, of_first(preset, first_steps), names if sets else [], listings)
 
 
 @commands.command("page", epilog=f"Example: {_PAGE}")
@@ -232,20 +234,29 @@ class _Queue:
             self.say(f"{job.name}: {scores} ({document['cost']['seconds']:.0f} s)")
 
     def show(
-        self, study: str, preset: str, listings: Callable[[Sequence[dict[str, Any]]], list[Any]]
+        self,
+        study: str,
+        preset: str,
+        sets: Sequence[str],
+        listings: Callable[[Sequence[dict[str, Any]]], list[Any]],
     ) -> None:
+        """Of these data sets; of none: of all that is stored."""
         from fenchel.experiments.tables import read_results
 
-        documents = read_results(self.out / study / preset) if self.main else []
+        every = read_results(self.out / study / preset) if self.main else []
+        documents = [one for one in every if not sets or one["settings"]["data"] in sets]
         if documents:
             tell({"warning": None}, [_printable(one) for one in listings(documents)], None)
         if self.failed:
             told = "; ".join(self.failed)
             raise ArithmeticError(f"{len(self.failed)} of the runs failed. {told}")
         if self.main and not documents:
-            there = sorted(path.name for path in (self.out / study).glob("*") if path.is_dir())
+            asked = f" on {', '.join(sets)}" if sets else ""
+            there = sorted({f"{preset} on {one['settings']['data']}" for one in every}) or sorted(
+                path.name for path in (self.out / study).glob("*") if path.is_dir()
+            )
             others = f"; there are runs of {', '.join(there)}" if there else ""
-            raise ValueError(f"no run of {study} {preset} is stored in {self.out}{others}")
+            raise ValueError(f"no run of {study} {preset}{asked} is stored in {self.out}{others}")
 
     def say(self, text: str) -> None:
         self.errors.print(Text(text))
@@ -298,6 +309,14 @@ def _sets(text: str | None, known: dict[str, Any], preset: str) -> list[str]:
     return names
 
 
+def _check_tables(tables: bool, attention: str | None, seeds: int | None, resume: bool) -> None:
+    """What chooses runs would be ignored."""
+    given = {"--attention": attention, "--seeds": seeds, "--again": None if resume else True}
+    extra = [name for name, value in given.items() if value is not None]
+    if tables and extra:
+        raise ValueError(f"--tables shows every run that is stored: leave out {', '.join(extra)}")
+
+
 def _parts(text: str | None, option: str) -> list[str]:
     """None given: none; but one that names nothing is a slip."""
     if text is None:
@@ -315,7 +334,10 @@ def _one_of(known: Any, name: str, option: str) -> Any:
 
 
 def _printable(listing: Listing) -> Listing:
-    """In the letters that standard output has."""
+    """In the letters that standard output has, without empty columns."""
+    from fenchel.experiments.tables import filled
+
+    listing = filled(listing)
     rows = [[_letters(cell) for cell in row] for row in listing.rows]
     return Listing(_letters(listing.title), [_letters(name) for name in listing.header], rows)
 

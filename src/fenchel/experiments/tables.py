@@ -97,6 +97,14 @@ def over_seeds(documents: Iterable[Document]) -> str:
     return "one seed" if len(seeds) == 1 else "mean ± 95 % interval over seeds"
 
 
+def filled(listing: Listing) -> Listing:
+    """Without the columns, after the first, in which no row has anything."""
+    rest = range(1, len(listing.header))
+    used = [n for n in rest if not listing.rows or any(row[n] != NOTHING for row in listing.rows)]
+    header, *rows = ([row[n] for n in (0, *used)] for row in (listing.header, *listing.rows))
+    return Listing(listing.title, header, rows)
+
+
 def cell(values: dict[int, float], percent: bool = True) -> str:
     return estimate(list(values.values())).text(percent) if values else NOTHING
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fenchel.bench.tables import Listing
-from fenchel.experiments.tables import NOTHING
+from fenchel.experiments.tables import filled
 
 _WIDE = 76  # letters of a line that every page shows whole
 
@@ -32,18 +32,13 @@ def table(listing: Listing) -> str:
 
     A column in which no row has anything is left out.
     """
-    rows = [listing.header, *listing.rows]
-    places = [0, *(n for n in range(1, len(listing.header)) if _used(listing, n))]
-    head, *body = ([plain(row[place]) or " " for place in places] for row in rows)
+    shown = filled(listing)
+    head, *body = ([plain(part) or " " for part in row] for row in (shown.header, *shown.rows))
     title = plain(listing.title[:1].upper() + listing.title[1:])
-    rule = ["---", *["---:"] * (len(places) - 1)]
+    rule = ["---", *["---:"] * (len(head) - 1)]
     for row in (head, *body):
         row[0] = _together(row[0])
     return "\n".join([f"**{title}**", "", *map(_row, (head, rule, *body))])
-
-
-def _used(listing: Listing, column: int) -> bool:
-    return not listing.rows or any(row[column] != NOTHING for row in listing.rows)
 
 
 def _together(name: str) -> str:
