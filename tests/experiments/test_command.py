@@ -119,8 +119,19 @@ def test_a_run_is_made_once_and_shown_each_time(tmp_path, steps):
     assert done("vit", tmp_path, "--tables").stdout == first.stdout
     done("vit", tmp_path, "--seeds", "2", "--attention", "softmax")
     assert len(steps[0]) == 3 * 12
-    done("vit", tmp_path, "--again", "--attention", "softmax")
+    done("vit", tmp_path, "--again", "--attention", "softmax,softmax")
     assert len(steps[0]) == 4 * 12
+
+
+def test_what_another_command_made_meanwhile_is_not_made_again(tmp_path, steps):
+    """Two commands with --again: the first finds what the second has done since it began."""
+    done("vit", tmp_path)
+    both = len(steps[0])
+    steps[1][both + 3] = lambda: done("vit", tmp_path, "--again", "--attention", "transport")
+    said = done("vit", tmp_path, "--again").stderr
+    assert len(steps[0]) == 2 * both  # softmax once, transport once
+    assert "toy · softmax · seed 0: test" in said
+    assert "transport" not in said
 
 
 def test_questions(tmp_path):
@@ -205,7 +216,7 @@ def test_a_busy_run_is_left_out(tmp_path):
         ),
         ("vit", ["--preset", "cpu", "--data", "nowhere"], "nowhere"),
         ("vqa", ["--preset", "cpu", "--sets", "daquar", "--data", "nowhere"], "nowhere"),
-        ("vqa", ["--preset", "cpu", "--sets", "daquar"], "give their folder with --data"),
+        ("vqa", ["--preset", "cpu", "--sets", "daquar"], "give one that holds daquar/ with --data"),
         ("vqa", ["--preset", "paper", "--data", "nowhere"], "nowhere"),
     ],
 )
@@ -222,7 +233,7 @@ def test_the_folder_of_the_data_may_be_in_the_environment(tmp_path, monkeypatch)
 
 def test_an_empty_folder_in_the_environment_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv("FENCHEL_DATA", "")
-    text = "give their folder with --data"
+    text = "there is no folder data; give one that holds daquar/ with --data"
     refused(2, text, "vqa", tmp_path, "--preset", "cpu", "--sets", "daquar")
 
 
@@ -317,7 +328,7 @@ def test_a_loss_that_is_no_number(tmp_path, whole, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(VitStudy, "loss", broken)
-        text = "the loss is nan at step 6; the last checkpoint is kept in"
+        text = "the loss is nan at step 7; the last checkpoint is kept in"
         refused(1, text, "vit", tmp_path, "--attention", "softmax")
     folder = tmp_path / "vit/smoke/toy/softmax-0"
     assert Checkpoints(folder, {}).newest()[0].step == 4
@@ -332,9 +343,9 @@ def test_one_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
         return real(self, model, batch) * (float("nan") if self.attention == "softmax" else 1.0)
 
     monkeypatch.setattr(VitStudy, "loss", broken)
-    text = "1 of the runs failed. toy · softmax · seed 0: the loss is nan at step 0"
+    text = "1 of the runs failed. toy · softmax · seed 0: the loss is nan at step 1"
     result = refused(1, text, "vit", tmp_path)
-    assert "another --preset or rate is another run; see metrics.jsonl" in result.stderr
+    assert "see metrics.jsonl; another preset, or a rate of your own in Python, is" in result.stderr
     assert "OT-ViT" in result.stdout
     assert (tmp_path / "vit/smoke/toy/transport-0.json").exists()
     assert not (tmp_path / "vit/smoke/toy/softmax-0.json").exists()

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fenchel.experiments.data import easy
 from fenchel.experiments.data.easy import load_easy
 from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.vqa import presets
 from tests.experiments.question_files import EASY, easy_picture, noise, write_easy
 
 PACKAGES = Path(__file__).parents[2] / "build" / "packages"
@@ -50,6 +52,14 @@ def test_the_package_is_found_and_not_run(tmp_path, monkeypatch):
     assert len(load_easy().train) == 6
     assert "easy_vqa" not in sys.modules
     assert len(load_easy(tmp_path).train) == 6
+
+
+@pytest.mark.parametrize("place", [".", "easy_vqa", "easy_vqa/data"])
+def test_the_folder_of_all_data_may_hold_it(tmp_path, monkeypatch, place):
+    """As --data gives it; the package, whose data are others, is not asked for."""
+    monkeypatch.setattr(easy, "find_spec", lambda name: pytest.fail("looked for the package"))
+    write_easy(tmp_path / place)
+    assert len(presets.load("easy", tmp_path).train) == 6
 
 
 def test_without_the_package(monkeypatch):

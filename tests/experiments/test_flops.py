@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fenchel.experiments import flops
 from fenchel.experiments.data.toy import load_toy
 from fenchel.experiments.flops import step_flops
 from fenchel.experiments.vit.model import Size
@@ -73,6 +74,24 @@ def test_transport_is_a_mean_over_sharing(data):
 def test_a_layer_more_costs_a_layer_more(data):
     deeper = counted(data, "continuous", size=replace(SIZE, layers=3))
     assert deeper - counted(data, "continuous") == BATCH * layer(TOKENS, TOKENS, 3, 3.5)
+
+
+def test_a_recurrent_layer_counts(data):
+    """Forward, each word meets both matrices of the four gates; backward, two such products."""
+    read, width, (batch, words) = 6, 5, (3, 7)
+    shape = [words, batch, read]
+
+    class Reading(VitStudy):
+        def loss(self, model, batch):
+            return model(torch.zeros(shape, requires_grad=True))[0].sum()
+
+    forward = 2 * batch * words * 4 * width * (read + width)
+    study = Reading(data, SIZE, "softmax")
+    assert step_flops(study, torch.nn.LSTM(read, width), BATCH) == 3 * forward
+    matrices = [[4 * width, read], [4 * width, width], [4 * width], [4 * width]]
+    for operation, factor in (("_cudnn_rnn", 1), ("_cudnn_rnn_backward", 2)):  # weights as a list
+        counted = flops._MORE[getattr(torch.ops.aten, operation)]
+        assert counted(shape, matrices, 4, None) == factor * forward
 
 
 def test_the_model_is_left_as_it_was(data):

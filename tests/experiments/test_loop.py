@@ -132,7 +132,7 @@ def test_a_loss_that_is_no_number_stops_it(study, tmp_path, monkeypatch):
         return real(self, model, batch) * (float("nan") if len(calls) == 8 else 1.0)
 
     monkeypatch.setattr(VitStudy, "loss", broken)
-    with pytest.raises(Diverged, match="at step 7; the last checkpoint is kept"):
+    with pytest.raises(Diverged, match="at step 8; the last checkpoint is kept"):
         ended(study, tmp_path)
     assert Checkpoints(tmp_path, {}).newest()[0].step == 6
 
@@ -201,7 +201,7 @@ def test_a_network_spoilt_before_its_evaluation_is_told_with_the_step(tmp_path):
                 spoilt(model)
             return super().scores(model)
 
-    with pytest.raises(Diverged, match=r"scores are not finite at step 8; .*another --preset"):
+    with pytest.raises(Diverged, match=r"scores are not finite at step 8; .*another preset"):
         line_run(tmp_path, Spoilt())
     assert Checkpoints(tmp_path, {}).newest()[0].step == 6
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -229,7 +229,7 @@ def test_a_gradient_that_is_no_number_stops_before_the_step(tmp_path):
                 found = found + (model.weight - model.weight.detach()).square().sum().sqrt()
             return found
 
-    with pytest.raises(Diverged, match=r"the norm of the gradient is nan at step 4;"):
+    with pytest.raises(Diverged, match=r"the norm of the gradient is nan at step 5;"):
         line_run(tmp_path, Steep())
     assert Checkpoints(tmp_path, {}).newest()[0].step == 3
 
@@ -241,7 +241,7 @@ def test_a_density_that_refuses_its_scores_has_diverged(tmp_path):
                 raise ValueError("weights must be finite; they hold NaN or infinity")
             return super().loss(model, batch)
 
-    with pytest.raises(Diverged, match="the loss is nan at step 4"):
+    with pytest.raises(Diverged, match="the loss is nan at step 5"):
         line_run(tmp_path, Density())
 
 

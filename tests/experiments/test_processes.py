@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -71,8 +72,23 @@ def work(rank, port, out):
         carry_out(busy, study("vit"), out, say=said.append)
     except Busy:
         said.append("busy")
+    apart = out / f"machine-{rank}"  # a disk of its own; only the first has a checkpoint
+    begun = replace(job("vit"), variant="apart")
+    said += [refusal(begun, apart, rank, stop), refusal(begun, apart, rank, None)]
     (out / f"said-{rank}.txt").write_text("\n".join(said))
     dist.destroy_process_group()
+
+
+def refusal(wanted, out, rank, advance):
+    try:
+        carry_out(wanted, study("vit"), out, advance=advance, say=lambda text: None)
+    except Stop:
+        if rank:
+            shutil.rmtree(out)
+        return "stopped"
+    except ValueError as problem:
+        return str(problem).replace(str(out), "OUT")
+    return "done"
 
 
 def free_port():
@@ -123,9 +139,16 @@ def test_the_result_is_that_of_one(together, alone, name):
 
 
 def test_only_the_main_process_talks_and_both_leave_a_busy_run(together):
-    main, other = ((together / f"said-{rank}.txt").read_text().splitlines() for rank in (0, 1))
+    main, other = ((together / f"said-{rank}.txt").read_text().splitlines()[:-2] for rank in (0, 1))
     assert main == [f"going on at step {SAVED} of {STEPS}"] * 2 + ["busy"]
     assert other == ["busy"]
+
+
+def test_machines_that_share_no_disk_are_refused(together):
+    for rank in (0, 1):
+        first, second = (together / f"said-{rank}.txt").read_text().splitlines()[-2:]
+        assert first == "stopped"
+        assert f"apart-0 stand at different steps: 0, {SAVED}; give an --out on a disk" in second
 
 
 @pytest.mark.slow

@@ -58,6 +58,9 @@ def test_no_common_seed_no_difference():
 )
 def test_whether_zero_is_left_out(mean, half, beyond):
     assert Estimate(mean, half, 3).beyond_zero is beyond
+    assert Estimate(mean, half, 3).shows is beyond
+    assert Estimate(mean, half, 2).beyond_zero is beyond
+    assert not Estimate(mean, half, 2).shows
 
 
 def test_as_text():

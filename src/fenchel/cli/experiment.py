@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
@@ -166,9 +167,14 @@ def page(
     of every data set that is generated, installed or found in --data.
     """
     with explained(context, lambda: _SAME):
-        from fenchel.experiments.vqa.presets import load
+        import torch
+
+        from fenchel.experiments.vqa.presets import PRESETS, load
         from fenchel.report.experiments.figures import publish
 
+        threads = PRESETS["cpu"].threads  # features that are learnt here are those of the runs
+        if threads is not None:
+            torch.set_num_threads(threads)
         make_folder(out.parent)
         loaded = cache(lambda name: load(name, _folder(data), results / "features"))
         made = publish(results, out, figures, loaded, partial(typer.echo, err=True))
@@ -181,7 +187,7 @@ class _Queue:
     def __init__(self, out: Path, threads: int | None, again: bool) -> None:
         import torch
 
-        self.out, self.again = out, again
+        self.out, self.again, self.began = out, again, time.time()
         self.failed: list[str] = []
         self.main = int(os.environ.get("RANK", "0")) == 0
         self.errors = Console(stderr=True, soft_wrap=True, quiet=not self.main)
@@ -198,13 +204,16 @@ class _Queue:
         """One that diverges does not stop the others; it is told again in the end."""
         from fenchel.experiments.loop import Diverged
         from fenchel.experiments.processes import Busy
-        from fenchel.experiments.runs import carry_out, shortened, stored
+        from fenchel.experiments.runs import carry_out, made_since, shortened, stored
 
         if first_steps is not None:
             jobs = [shortened(job, first_steps) for job in jobs]
 
         def done(job: Job) -> bool:
-            return not self.again and stored(job, self.out) is not None
+            """Again: by a command beside this one."""
+            if self.again:
+                return made_since(job, self.out, self.began)
+            return stored(job, self.out) is not None
 
         note = f" ({data.note})" if data.note else ""
         self.say(f"{data.name}{note}: {len(jobs)} runs, {sum(map(done, jobs))} of them stored")
@@ -295,10 +304,9 @@ class _Bar:
         self.progress.update(self.task, completed=step, description=shown)
 
 
-def _folder(data: Path | None) -> Path | None:
+def _folder(data: Path | None) -> Path:
     """An empty variable is as good as none."""
-    found = os.environ.get("FENCHEL_DATA")
-    return data if data is not None or not found else Path(found)
+    return data if data is not None else Path(os.environ.get("FENCHEL_DATA") or "data")
 
 
 def _sets(text: str | None, known: dict[str, Any], preset: str) -> list[str]:
@@ -324,7 +332,7 @@ def _parts(text: str | None, option: str) -> list[str]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise ValueError(f"{option} names nothing, got {text!r}; leave it out for the preset's")
-    return parts
+    return list(dict.fromkeys(parts))
 
 
 def _one_of(known: Any, name: str, option: str) -> Any:

@@ -17,8 +17,8 @@ from fenchel.kernels.average import average_attention, average_attention_backwar
 def step_flops(study: Study, model: nn.Module, batch: int) -> int:
     """Forward and backward of a step of `batch` examples, a mean over what a step can be.
 
-    Products of matrices, convolutions and attention count, each attention as if it were dense;
-    what is done entry by entry, and integrals of densities, do not.
+    Products of matrices, convolutions, recurrent layers and attention count, each attention as if
+    it were dense; what is done entry by entry, EM and integrals of densities do not.
     """
     examples = study.order(0, batch, 0)[0]
     was_training = model.training
@@ -58,9 +58,26 @@ def _average_backward(_: list[int], query: list[int], key: list[int], *__: Any, 
     return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2)
 
 
+def _recurrent(read: list[int], *weights: Any, **_: Any) -> int:
+    """Words (..., width) and the two matrices they meet; or all weights of the layer, in a list."""
+    first = weights[0]
+    given = weights[:2] if isinstance(first[0], int) else first
+    matrices = [shape for shape in given if len(shape) == 2]
+    return 2 * math.prod(read[:-1]) * sum(map(math.prod, matrices))
+
+
+def _recurrent_backward(read: list[int], *weights: Any, **_: Any) -> int:
+    """The gradients of what was read and of the weights."""
+    return 2 * _recurrent(read, *weights)
+
+
 _CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _MORE = {
+    torch.ops.aten.mkldnn_rnn_layer: _recurrent,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
+    torch.ops.aten._cudnn_rnn: _recurrent,
+    torch.ops.aten._cudnn_rnn_backward: _recurrent_backward,
     _CPU: _attention,
     _CPU_BACKWARD: _attention_backward,
     tsallis_attention._overloadpacket: _attention,

@@ -130,7 +130,7 @@ def _about_numbers(problem: ValueError) -> bool:
 def _diverged(what: str, step: int, folder: Path) -> Diverged:
     return Diverged(
         f"{what} at step {step}; the last checkpoint is kept in {folder}, but would end so again: "
-        "another --preset or rate is another run; see metrics.jsonl"
+        "see metrics.jsonl; another preset, or a rate of your own in Python, is another run"
     )
 
 
@@ -228,8 +228,20 @@ class _Run:
         if found is not None:
             self._restore(found)
             self._tell(f"going on at step {self.step} of {self.training.steps}")
+        self._check_together()
         self._cut_metrics()
         self.started = time.monotonic()
+
+    def _check_together(self) -> None:
+        """Machines with folders of their own would train different networks as if they were one."""
+        own = torch.tensor([self.step], device=self.accelerator.device)
+        steps = sorted(set(self.accelerator.gather(own).tolist()))
+        if len(steps) > 1:
+            told = ", ".join(map(str, steps))
+            raise ValueError(
+                f"the processes of the run in {self.checkpoints.folder} stand at different steps: "
+                f"{told}; give an --out on a disk that all machines share"
+            )
 
     def _restore(self, state: State) -> None:
         own = {k.removeprefix("model."): v for k, v in state.tensors.items() if k[:6] == "model."}
@@ -288,14 +300,14 @@ class _Run:
         loss = self._loss(self._part(step))
         value = float(self.accelerator.reduce(loss.detach(), "mean"))
         if not math.isfinite(value):
-            raise _diverged(f"the loss is {value}", step, self.checkpoints.folder)
+            raise _diverged(f"the loss is {value}", step + 1, self.checkpoints.folder)
         self.optimizer.zero_grad()
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.training.clip)
         # In fp16 a step whose gradient is infinite is left out, and the loss scaled down.
         if self.training.precision != "fp16" and norm is not None and not math.isfinite(norm):
             what = f"the norm of the gradient is {float(norm)}"
-            raise _diverged(what, step, self.checkpoints.folder)
+            raise _diverged(what, step + 1, self.checkpoints.folder)
         self.optimizer.step()
         return value
 

@@ -81,8 +81,8 @@ def shortened(job: Job, steps: int) -> Job:
     return replace(job, preset=of_first(job.preset, steps), config=config, training=training)
 
 
-def of_first(preset: str, steps: int | None) -> str:
-    """Where the first steps of a preset's runs are stored; None: all of them."""
+def of_first(preset: str, steps: int | str | None) -> str:
+    """Where the first steps of a preset's runs are stored; None: all of them. "*": a pattern."""
     return preset if steps is None else f"{preset}-first-{steps}"
 
 
@@ -90,6 +90,12 @@ def stored(job: Job, out: Path) -> dict[str, Any] | None:
     """The result of a run that is done; one with other settings is refused."""
     path = job.file(out)
     return agreed(_as_wanted(path, job) if path.exists() else None)
+
+
+def made_since(job: Job, out: Path, began: float) -> bool:
+    """Whether its result was written after that moment."""
+    path = job.file(out)
+    return agreed(path.exists() and path.stat().st_mtime >= began)
 
 
 def _as_wanted(path: Path, job: Job) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+ENOUGH = 3  # runs, to say anything
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -25,6 +27,11 @@ class Estimate:
     def beyond_zero(self) -> bool:
         """Whether the interval leaves zero out."""
         return self.half is not None and abs(self.mean) > self.half
+
+    @property
+    def shows(self) -> bool:
+        """Whether it shows a difference: with two runs an interval may leave zero out by chance."""
+        return self.count >= ENOUGH and self.beyond_zero
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -110,12 +110,12 @@ def cell(values: dict[int, float], percent: bool = True) -> str:
 
 
 def difference(found: Estimate | None) -> str:
-    """In points; a star where the interval leaves zero out."""
+    """In points; a star where the interval, of three seeds or more, leaves zero out."""
     if found is None:
         return NOTHING
     sign = "+" if found.mean >= 0 else "−"
     spread = "" if found.half is None else f" ± {100 * found.half:.2f}"
-    star = " *" if found.beyond_zero else ""
+    star = " *" if found.shows else ""
     return f"{sign}{100 * abs(found.mean):.2f}{spread}{star}"
 
 
@@ -150,7 +150,7 @@ def _costs(documents: Sequence[Document]) -> tuple[str, ...]:
         f"{_same(documents, 'parameters'):,.0f}",
         f"{_same(documents, 'steps'):,.0f}",
         f"{seconds:.0f}",
-        f"{_same(documents, 'flops') / 1e12:.3g}",
+        f"{_same(documents, 'flops') / 1e12:#.3g}".rstrip("."),
     )
 
 

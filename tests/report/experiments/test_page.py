@@ -13,6 +13,7 @@ from fenchel.bench.tables import Listing
 from fenchel.cli import app
 from fenchel.experiments.data.images import DataProblem
 from fenchel.experiments.data.questions import QuestionData
+from fenchel.experiments.runs import of_first
 from fenchel.report.experiments import figures, learning, maps, markdown, page
 from fenchel.report.experiments.studies import VIT
 from tests.report.experiments.documents import Document, document, look, stored
@@ -80,7 +81,7 @@ def test_means_intervals_and_differences_are_those_of_the_runs(tmp_path: Path) -
     assert f"| OT-ViT | 92.50 ± {1.5 * half:.2f} |" in text
     assert f"| OT-ViT − ViT | +1.50 ± {0.5 * half:.2f} |" in text
     assert "| ViT | 45.5 | 91.0 |" in section(text, "Fashion-MNIST")  # while learning
-    assert "| ViT | 2 | 1,000 | 100 | 60 | 2 |" in section(text, "Fashion-MNIST")
+    assert "| ViT | 2 | 1,000 | 100 | 60 | 2.00 |" in section(text, "Fashion-MNIST")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_means_intervals_and_differences_are_those_of_the_runs(tmp_path: Path) -
         ([0.851, 0.851, 0.848], "The claim did not hold here: OT-ViT was worse than ViT by 5.00 ±"),
         ([0.95, 0.851, 0.899], "neither confirmed nor refuted here"),
         ([0.95], "Nothing can be said yet"),
-        ([0.95, 0.96], "Nothing can be said yet: it takes three seeds"),
+        ([0.95, 0.96], "Nothing can be said yet: that takes three seeds"),
         ([0.95, 0.951, 0.949], "Nothing can be said yet"),  # all better by 5.00: no interval
     ],
 )
@@ -108,7 +109,7 @@ def test_claims_on_continuous_attention(tmp_path: Path) -> None:
         *answers("2-mca-36", 0.952, 0.959, 0.970),
     ]
     text = section(page.page_text(stored(tmp_path, *documents)), "easy-VQA")
-    assert "does as well as discrete softmax held in part here" in text
+    assert "does as well as discrete softmax did not hold for all here: against" in text
     assert "no difference can be told for 2D continuous softmax with N = 36 (+0.03 ±" in text
     assert "worse for 2D continuous sparsemax with N = 36 (−10.00 ±" in text
     assert "several modes bring no clear gain in accuracy did not hold here" in text
@@ -125,7 +126,7 @@ def test_too_few_seeds_and_equal_differences_say_nothing(
         *answers("continuous-sparsemax-36", *sparsemax),
     ]
     text = section(page.page_text(stored(tmp_path, *documents)), "easy-VQA")
-    assert "Nothing can be said yet: it takes three seeds with both sides" in text
+    assert "Of the claims on accuracy nothing can be said yet: that takes three seeds" in text
     assert "does as well as discrete softmax" not in text
 
 
@@ -137,14 +138,62 @@ def test_a_larger_penalty_and_one_mode(tmp_path: Path) -> None:
         }
 
     for shares, how in (
-        ((0.2, 0.5, 0.9), "held"),
-        ((0.2, 0.2, 0.9), "held"),
-        ((0.2, 0.9, 0.5), "did not show"),
-        ((1.0, 1.0, 1.0), "did not show"),
+        ((0.2, 0.5, 0.9), "follows from"),
+        ((0.2, 0.2, 0.9), "follows from"),
+        ((0.2, 0.9, 0.5), "did not show here, against"),
+        ((1.0, 1.0, 1.0), "follows from"),
     ):
         one = document("vqa", "easy", "continuous-softmax-36", 0, 0.9, facts=facts(*shares))
         text = page.page_text(stored(tmp_path, one))
-        assert f"chooses K\\* = 1 more often {how} here: for {100 * shares[0]:.1f}" in text
+        shown = f"with N = 36, for {100 * shares[0]:.1f}, {100 * shares[1]:.1f}, "
+        assert f"chooses K\\* = 1 more often {how} the criterion: {shown}" in text
+
+
+@pytest.mark.parametrize(
+    ("gains", "how"),
+    [
+        ((0.001, -0.001, 0.0005), "held"),
+        ((0.011, -0.009, 0.005), "was neither confirmed nor refuted"),  # wider than a point
+        ((-0.020, -0.021, -0.022), "did not hold"),
+    ],
+)
+def test_as_good_as_takes_an_interval_within_a_point(
+    tmp_path: Path, gains: tuple[float, ...], how: str
+) -> None:
+    """One mode against discrete softmax; turned round, several modes against one."""
+    one = [0.9 + gain for gain in gains]
+    documents = [*answers("softmax", 0.9, 0.9, 0.9), *answers("continuous-softmax-36", *one)]
+    several = answers("2-mca-36", 0.9, 0.9, 0.9)
+    text = section(page.page_text(stored(tmp_path, *documents, *several)), "easy-VQA")
+    assert f"does as well as discrete softmax {how} here: " in text
+    assert f"no clear gain in accuracy {how} here: " in text
+
+
+def test_modes_chosen_at_test_time_are_judged_too(tmp_path: Path) -> None:
+    def chosen(accuracy: float) -> dict[str, object]:
+        modes = [1.0, 0.0, 0.0, 0.0, 0.0]
+        one = {"scores": {"accuracy": accuracy}, "modes": modes}
+        return {"selection": dict.fromkeys(("10", "100", "500"), one)}
+
+    runs = [
+        document("vqa", "easy", "continuous-softmax-36", seed, 0.9, facts=chosen(accuracy))
+        for seed, accuracy in enumerate((0.951, 0.95, 0.949))
+    ]
+    text = section(page.page_text(stored(tmp_path, *runs)), "easy-VQA")
+    said = "several modes bring no clear gain in accuracy did not hold here: against one mode, in "
+    assert f"{said}points, better for test-MCA with N = 36, λ = 10 (+5.00 ± 0.25)" in text
+    shown = text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "| test-MCA, N = 36, λ = 500 | +5.00 ± 0.25 \\* |" in shown
+
+
+def test_a_verdict_on_some_says_on_how_many(tmp_path: Path) -> None:
+    documents = [
+        *answers("softmax", 0.9, 0.901, 0.899),
+        *answers("continuous-softmax-36", 0.9, 0.9, 0.9),
+        *answers("continuous-sparsemax-36", 0.9, 0.9),
+    ]
+    text = section(page.page_text(stored(tmp_path, *documents)), "easy-VQA")
+    assert "does as well as discrete softmax held here (so far of 1 of 2): " in text
 
 
 # ---- what is there and what is not
@@ -166,13 +215,13 @@ def test_seeds_that_are_missing_are_counted(tmp_path: Path) -> None:
 
 def test_only_whole_runs_of_published_presets_are_in_the_tables(tmp_path: Path) -> None:
     smoke = document("vit", "cifar-10", "softmax", 0, 0.1111, preset="smoke")
-    begun = {"preset": "paper", "variant": "softmax-first-20"}
-    first = document("vit", "cifar-10", "softmax", 0, 0.2222, **begun)
+    begun = of_first("paper", 20)  # where the command puts them
+    first = document("vit", "cifar-10", "softmax", 0, 0.2222, preset=begun)
     text = page.page_text(stored(tmp_path, smoke, first))
     assert "11.11" not in text
     assert "22.22" not in text
-    assert "Of the preset `paper` only the first steps were made" in text
-    assert "| ViT | cifar-10 | 1 | 1,000 | 100 | 60 | 2 |" in text
+    assert "Only the first steps (20 at most), to see that it runs: preset paper" in text
+    assert "| ViT | cifar-10 | 1 | 1,000 | 100 | 60 | 2.00 |" in text
 
 
 def test_the_command_makes_what_is_there() -> None:

@@ -57,7 +57,7 @@ def load_daquar(
         raise ValueError(f"least must be >= 1, got {least}")
     where = folder / "daquar" if (folder / "daquar").is_dir() else folder
     if not where.is_dir():
-        raise DataProblem(f"there is no folder {folder}; give one that holds daquar/")
+        raise DataProblem(f"there is no folder {folder}; give one that holds daquar/ with --data")
     names = [_listed(where / name) for name in _LISTS]
     every, test = _parts(where / "data.csv", names)
     counts = Counter(question.answer for question in every)

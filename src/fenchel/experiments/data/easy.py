@@ -67,7 +67,8 @@ def _where(folder: Path | None) -> Path:
         if not places:
             raise DataProblem(f"the package easy-vqa is not installed; {_WAY_OUT} and test/")
         folder = Path(places[0])
-    for where in (folder, folder / "data", folder / _PACKAGE / "data"):
+    inside = folder / _PACKAGE
+    for where in (folder, folder / "data", inside, inside / "data"):
         if (where / "train").is_dir():
             return where
     raise DataProblem(f"{folder} has no train/; {_WAY_OUT} and test/")

@@ -60,7 +60,9 @@ def load_vqa2(folder: Path, *, answers: int = 3129, longest: int = 14) -> Questi
         if value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
     if not folder.is_dir():
-        raise DataProblem(f"there is no folder {folder}; give one with the files of VQA-v2")
+        raise DataProblem(
+            f"there is no folder {folder}; give one with the files of VQA-v2, by --data"
+        )
     every, test = _asked(folder, _TRAIN), _asked(folder, _TEST)
     known = _commonest([question.common for question in every], answers)
     train = [question for question in every if not known.keys().isdisjoint(question.answers)]

@@ -77,7 +77,8 @@ class Looking(nn.Module):
 
 
 class Transporting(nn.Module):
-    """M = C - <a, b>, reliability 1, gamma the root of a head's width, to first order."""
+    """M = C - <a, b>, reliability 1, gamma the root of the width as the paper has it, to first
+    order."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

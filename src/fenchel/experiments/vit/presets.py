@@ -75,10 +75,8 @@ PRESETS = {
 }
 
 
-def load(name: str, folder: Path | None) -> ImageData:
-    if name == "toy":
-        return load_toy()
-    return load_images(name, Path("data") if folder is None else folder)
+def load(name: str, folder: Path = Path("data")) -> ImageData:
+    return load_toy() if name == "toy" else load_images(name, folder)
 
 
 def jobs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fenchel.bench.tables import Listing
-from fenchel.experiments.statistics import paired
+from fenchel.experiments.statistics import ENOUGH, paired
 from fenchel.experiments.tables import Document, against, by_seed, cell, cost, over_seeds
 
 NAMES = {
@@ -99,15 +99,15 @@ def verdict(documents: Sequence[Document], data: str) -> str:
     """Whether OT-ViT was better than ViT on this data, as the paper says, in a sentence."""
     base = by_seed(documents, accuracy, variant="softmax", data=data)
     found = paired(by_seed(documents, accuracy, variant="transport", data=data), base)
-    if found is None or found.half is None or found.count < 3 or found.half < _EQUAL:
+    if found is None or found.half is None or found.count < ENOUGH or found.half < _EQUAL:
         return (
-            "Nothing can be said yet: it takes three seeds with both ViT and OT-ViT, whose "
-            "differences are not all equal."
+            "Nothing can be said yet: that takes three seeds with both ViT and OT-ViT, and "
+            "differences that vary."
         )
     points = f"{100 * abs(found.mean):.2f} ± {100 * found.half:.2f} points"
-    if found.beyond_zero and found.mean > 0:
+    if found.shows and found.mean > 0:
         said = f"The claim held here: OT-ViT was better than ViT by {points}"
-    elif found.beyond_zero:
+    elif found.shows:
         said = f"The claim did not hold here: OT-ViT was worse than ViT by {points}"
     else:
         sign = "+" if found.mean >= 0 else "−"

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from fenchel.experiments.data.digest import of_questions
-from fenchel.experiments.data.images import DataProblem
 from fenchel.experiments.data.questions import QuestionData
 from fenchel.experiments.loop import Training
 from fenchel.experiments.runs import Job
@@ -93,11 +92,12 @@ PRESETS = {
 
 def load(
     name: str,
-    folder: Path | None,
+    folder: Path = Path("data"),
     cache: Path | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> QuestionData:
-    """folder: holds daquar/ and mobilenet_v2/, or the files of VQA-v2. cache: of features."""
+    """folder: holds daquar/ and mobilenet_v2/, or the files of VQA-v2; and easy_vqa/ where that is
+    not installed. cache: of features."""
     if name in ("shapes", "shapes-tiny"):
         from fenchel.experiments.data.shapes import load_seen
 
@@ -105,10 +105,8 @@ def load(
     if name == "easy":
         from fenchel.experiments.data.easy import load_easy
 
-        inside = None if folder is None else folder / "easy_vqa" / "data"
-        return load_easy(inside if inside is not None and inside.is_dir() else None)
-    if folder is None:
-        raise DataProblem(f"{name} is read from files; give their folder with --data")
+        there = any((folder / name).is_dir() for name in ("easy_vqa", "train"))
+        return load_easy(folder if there else None)
     if name == "daquar":
         from fenchel.experiments.data.daquar import load_daquar
 

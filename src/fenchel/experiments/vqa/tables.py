@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fenchel.bench.tables import Listing
 from fenchel.experiments.data.questions import KINDS
-from fenchel.experiments.statistics import Estimate, estimate, paired
+from fenchel.experiments.statistics import ENOUGH, Estimate, estimate, paired
 from fenchel.experiments.tables import (
     NOTHING,
     Document,
@@ -23,9 +23,10 @@ from fenchel.experiments.vqa.reading import plane as known_plane
 
 _COLUMNS = (*KINDS, "accuracy")
 _EQUAL = 1e-12  # an interval below this is none: all differences are equal but for rounding
+_MARGIN = 0.01  # as good as: not worse by more, at the worst end of the interval
 _TOO_FEW = (
-    "Nothing can be said yet: it takes three seeds with both sides of a comparison, whose "
-    "differences are not all equal."
+    "Of the claims on accuracy nothing can be said yet: that takes three seeds on both sides of a "
+    "comparison, and differences that vary."
 )
 _HEADER = ("yes/no", "number", "other", "overall")
 _DISCRETE = {
@@ -50,7 +51,7 @@ def listings(documents: Sequence[Document]) -> list[Listing]:
 def of_data(documents: Sequence[Document], name: str) -> list[Listing]:
     found = [
         _accuracies(documents, f"{name}: Table 6.2, accuracy in per cent, one mode", 1),
-        _accuracies(documents, f"{name}: Table 6.3, several modes", None),
+        _accuracies(documents, f"{name}: Table 6.3, accuracy in per cent, several modes", None),
         _modes(documents, f"{name}: Table 6.4, per cent of questions with K* modes"),
         _differences(documents, f"{name}: difference of the same seed, in points (* leaves 0 out)"),
         _agreements(documents, f"{name}: attention on what the question is about, in per cent"),
@@ -121,15 +122,19 @@ def _accuracies(documents: Sequence[Document], title: str, modes: int | None) ->
 def _chosen(documents: Sequence[Document]) -> list[tuple[str, ...]]:
     """The network of one mode, with as many as the criterion chooses at test time."""
     rows = []
-    for attention in attentions(documents):
-        for penalty in (f"{penalty:g}" for penalty in PENALTIES):
-            found = [
-                by_seed(documents, _selected(penalty, c), attention=attention) for c in _COLUMNS
-            ]
-            own = plane(attention)
-            if found[-1] and own is not None:
-                rows.append(("test-MCA", str(own.functions), penalty, *map(cell, found)))
+    for attention, functions, penalty in _selections(documents):
+        found = [by_seed(documents, _selected(penalty, c), attention=attention) for c in _COLUMNS]
+        rows.append(("test-MCA", str(functions), penalty, *map(cell, found)))
     return rows
+
+
+def _selections(documents: Sequence[Document]) -> Iterator[tuple[str, int, str]]:
+    """Attention, functions and penalty, where modes were chosen at test time."""
+    for attention in attentions(documents):
+        own = plane(attention)
+        for penalty in (f"{penalty:g}" for penalty in PENALTIES):
+            if own and by_seed(documents, _share(penalty, 0), attention=attention):
+                yield attention, own.functions, penalty
 
 
 def _selected(penalty: str, name: str) -> Callable[[Document], float | None]:
@@ -143,15 +148,12 @@ def _selected(penalty: str, name: str) -> Callable[[Document], float | None]:
 
 def _modes(documents: Sequence[Document], title: str) -> Listing:
     rows = []
-    for attention in attentions(documents):
-        for penalty in (f"{penalty:g}" for penalty in PENALTIES):
-            shares = [
-                by_seed(documents, _share(penalty, number), attention=attention)
-                for number in range(MOST_MODES)
-            ]
-            own = plane(attention)
-            if shares[0] and own is not None:
-                rows.append((str(own.functions), penalty, *map(cell, shares)))
+    for attention, functions, penalty in _selections(documents):
+        shares = [
+            by_seed(documents, _share(penalty, number), attention=attention)
+            for number in range(MOST_MODES)
+        ]
+        rows.append((str(functions), penalty, *map(cell, shares)))
     header = ("N", "λ", *(f"K* = {number + 1}" for number in range(MOST_MODES)))
     return Listing(title, header, rows)
 
@@ -166,18 +168,36 @@ def _share(penalty: str, number: int) -> Callable[[Document], float | None]:
 
 
 def _differences(documents: Sequence[Document], title: str) -> Listing:
-    """To the discrete softmax and to the question alone, over all questions."""
+    """To the discrete softmax, to the question alone, and of several modes to one with as many
+    functions; over all questions."""
     every = score("accuracy")
-    softmax = by_seed(documents, every, attention="softmax")
-    blind = by_seed(documents, every, attention=BLIND)
     called = names(documents)
+
+    def cells(own: dict[int, float], *bases: str) -> list[str]:
+        """Nothing for a base of no name, or of which no run is stored."""
+        return [against(own, by_seed(documents, every, attention=base)) for base in bases]
+
     rows = []
     for attention in attentions(documents):
         own = by_seed(documents, every, attention=attention)
-        to_softmax = NOTHING if attention == "softmax" else against(own, softmax)
-        to_blind = NOTHING if attention == BLIND else against(own, blind)
-        rows.append((called[attention], to_softmax, to_blind))
-    return Listing(title, ("attention", "− discrete softmax", "− question only"), rows)
+        two = ("" if base == attention else base for base in ("softmax", BLIND))
+        rows.append((called[attention], *cells(own, *two, _alone(attention))))
+    for attention, functions, penalty in _selections(documents):
+        own = by_seed(documents, _selected(penalty, "accuracy"), attention=attention)
+        found = cells(own, "softmax", BLIND, attention)
+        rows.append((_chosen_name(functions, penalty), *found))
+    header = ("attention", "− discrete softmax", "− question only", "− one mode, same N")
+    return Listing(title, header, rows)
+
+
+def _alone(attention: str) -> str:
+    """What several modes are compared with: one, with as many functions. "" for one mode."""
+    own = plane(attention)
+    return f"continuous-softmax-{own.functions}" if own and own.modes > 1 else ""
+
+
+def _chosen_name(functions: int, penalty: str) -> str:
+    return f"test-MCA, N = {functions}, λ = {penalty}"
 
 
 def _agreements(documents: Sequence[Document], title: str) -> Listing:
@@ -216,31 +236,28 @@ def verdict(documents: Sequence[Document], data: str) -> str:
     return " ".join(verdicts(documents, data))
 
 
-def _compared(documents: Sequence[Document], own: str, base: str) -> Estimate | None:
-    """Their difference in accuracy, where seeds enough, not all alike, tell its interval."""
-    every = score("accuracy")
-    pair = (by_seed(documents, every, attention=attention) for attention in (own, base))
-    found = paired(*pair)
-    if found is None or found.half is None or found.count < 3 or found.half < _EQUAL:
+def _compared(own: dict[int, float], base: dict[int, float]) -> Estimate | None:
+    """Their difference, where seeds enough, not all alike, tell its interval."""
+    found = paired(own, base)
+    if found is None or found.half is None or found.count < ENOUGH or found.half < _EQUAL:
         return None
     return found
 
 
 def _way(found: Estimate) -> str:
-    if not found.beyond_zero:
+    if not found.shows:
         return "no difference can be told"
     return "better" if found.mean > 0 else "worse"
 
 
-def _listed(documents: Sequence[Document], found: dict[str, Estimate]) -> str:
+def _listed(found: dict[str, Estimate | None]) -> str:
     """By the way they went: "better for A (+1.20 ± 0.30); worse for B (…)"."""
-    called = names(documents)
     parts = []
     for way in ("better", "no difference can be told", "worse"):
         own = [
-            f"{called[attention].replace(', ', ' with ')} ({_points(gain)})"
-            for attention, gain in found.items()
-            if _way(gain) == way
+            f"{name.replace(', ', ' with ', 1)} ({_points(gain)})"
+            for name, gain in found.items()
+            if gain is not None and _way(gain) == way
         ]
         parts += [f"{way} for {', '.join(own)}"] if own else []
     return "; ".join(parts)
@@ -250,64 +267,90 @@ def _points(found: Estimate) -> str:
     return difference(found).removesuffix(" *")
 
 
+def _told(found: dict[str, Estimate | None]) -> tuple[list[Estimate], str]:
+    """Of those that can be compared; and, where some cannot yet, how many."""
+    known = [gain for gain in found.values() if gain is not None]
+    partly = f" (so far of {len(known)} of {len(found)})" if len(known) < len(found) else ""
+    return known, partly
+
+
 def _one_mode(documents: Sequence[Document]) -> str:
+    every, called = score("accuracy"), names(documents)
+    softmax = by_seed(documents, every, attention="softmax")
     found = {}
     for attention in attentions(documents):
         own = plane(attention)
-        compared = _compared(documents, attention, "softmax")
-        if own is not None and own.modes == 1 and compared is not None:
-            found[attention] = compared
-    if not found:
+        if own is not None and own.modes == 1:
+            gain = _compared(by_seed(documents, every, attention=attention), softmax)
+            found[called[attention]] = gain
+    known, partly = _told(found)
+    if not known:
         return ""
-    worse = sum(_way(gain) == "worse" for gain in found.values())
-    lowest = min(gain.mean - (gain.half or 0.0) for gain in found.values())
-    how = "held" if not worse else "did not hold" if worse == len(found) else "held in part"
+    worse = sum(_way(gain) == "worse" for gain in known)
+    lowest = min(gain.mean - (gain.half or 0.0) for gain in known)
+    if worse:
+        how = "did not hold" if worse == len(known) else "did not hold for all"
+    else:
+        how = "held" if lowest >= -_MARGIN else "was neither confirmed nor refuted"
     return (
-        f"The claim that one continuous mode does as well as discrete softmax {how} here: "
-        f"against it, in points, {_listed(documents, found)}. Their intervals reach down to "
-        f"{'+' if lowest >= 0 else '−'}{100 * abs(lowest):.2f}."
+        f"The claim that one continuous mode does as well as discrete softmax {how} here{partly}: "
+        f"against it, in points, {_listed(found)}. Their intervals reach down to "
+        f"{_signed(lowest)}; to hold takes −{100 * _MARGIN:g} or more."
     )
 
 
 def _several_modes(documents: Sequence[Document]) -> str:
-    """Against one mode with as many functions."""
+    """Against one mode with as many functions; chosen at test time, of the same network."""
+    every, called = score("accuracy"), names(documents)
     found = {}
     for attention in attentions(documents):
-        own = plane(attention)
-        if own is not None and own.modes > 1:
-            one = f"continuous-softmax-{own.functions}"
-            compared = _compared(documents, attention, one)
-            if compared is not None:
-                found[attention] = compared
-    if not found:
+        if one := _alone(attention):
+            pair = (by_seed(documents, every, attention=name) for name in (attention, one))
+            found[called[attention]] = _compared(*pair)
+    for attention, functions, penalty in _selections(documents):
+        own = by_seed(documents, _selected(penalty, "accuracy"), attention=attention)
+        gain = _compared(own, by_seed(documents, every, attention=attention))
+        found[_chosen_name(functions, penalty)] = gain
+    known, partly = _told(found)
+    if not known:
         return ""
-    how = "held" if all(_way(gain) != "better" for gain in found.values()) else "did not hold"
+    highest = max(gain.mean + (gain.half or 0.0) for gain in known)
+    if any(_way(gain) == "better" for gain in known):
+        how = "did not hold"
+    else:
+        how = "held" if highest <= _MARGIN else "was neither confirmed nor refuted"
     return (
-        f"That several modes bring no clear gain in accuracy {how} here: against one mode, "
-        f"in points, {_listed(documents, found)}."
+        f"That several modes bring no clear gain in accuracy {how} here{partly}: against one mode, "
+        f"in points, {_listed(found)}. Their intervals reach up to {_signed(highest)}; to hold "
+        f"takes +{100 * _MARGIN:g} or less."
     )
 
 
+def _signed(value: float) -> str:
+    return f"{'+' if value >= 0 else '−'}{100 * abs(value):.2f}"
+
+
 def _penalties(documents: Sequence[Document]) -> str:
-    """Of the network with the most functions."""
+    """Of the network with the most functions. With the same fits, a penalty for each mode can only
+    choose fewer of them: no more than a check."""
     penalties = [f"{penalty:g}" for penalty in PENALTIES]
-    for attention in attentions(documents):
+    for attention, functions, _ in _selections(documents):
         shares = [by_seed(documents, _share(p, 0), attention=attention) for p in penalties]
-        if shares[0]:
-            means = [estimate(list(share.values())).mean for share in shares]
-            more = means == sorted(means) and means[-1] > means[0]
-            how = "held" if more else "did not show"
-            one = ", ".join(f"{100 * mean:.1f}" for mean in means)
-            return (
-                f"That a larger λ chooses K* = 1 more often {how} here: for {one} % of the "
-                f"questions at λ = {', '.join(penalties)}."
-            )
+        means = [estimate(list(share.values())).mean for share in shares]
+        one = ", ".join(f"{100 * mean:.1f}" for mean in means)
+        how = "follows from" if means == sorted(means) else "did not show here, against"
+        return (
+            f"That a larger λ chooses K* = 1 more often {how} the criterion: with N = {functions}, "
+            f"for {one} % of the questions at λ = {', '.join(penalties)}."
+        )
     return ""
 
 
 def _sight(documents: Sequence[Document]) -> str:
-    found = _compared(documents, "softmax", BLIND)
+    pair = (by_seed(documents, score("accuracy"), attention=name) for name in ("softmax", BLIND))
+    found = _compared(*pair)
     if found is None:
         return ""
-    how = {"better": "helped", "worse": "did harm"}.get(_way(found), "did not tell")
+    way = {"better": "helped", "worse": "did harm"}
+    how = way.get(_way(found), "made no difference that can be told")
     return f"Seeing the picture {how}: discrete softmax − question only is {_points(found)} points."

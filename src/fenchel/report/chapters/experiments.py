@@ -77,7 +77,7 @@ def _trained(tour: Tour) -> Chapter:
 
 def classified(tour: Tour) -> tuple[list[Document], Losses]:
     """Stripes in four directions, by three attentions."""
-    data = vit.load("toy", None)
+    data = vit.load("toy")
     rate = vit.PRESETS["smoke"].rates[0]
     jobs = [vit.job("smoke", data, attention, tour.seed, rate) for attention in _VIT]
     runs = [_run(tour, job, vit.study(job, data)) for job in jobs]
@@ -87,7 +87,7 @@ def classified(tour: Tour) -> tuple[list[Document], Losses]:
 
 def _questions(tour: Tour) -> QuestionData:
     if not tour.quick:
-        return vqa.load("shapes-tiny", None)
+        return vqa.load("shapes-tiny")
     return replace(load_shapes(images=(60, 30)), name="shapes-tiny")
 
 

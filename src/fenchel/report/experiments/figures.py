@@ -11,7 +11,7 @@ from fenchel.experiments.data.images import DataProblem
 from fenchel.experiments.data.questions import QuestionData
 from fenchel.experiments.tables import Document
 from fenchel.report.experiments import learning, maps
-from fenchel.report.experiments.page import PRESETS, SHAPES_PICTURE, page_text, stored, whole
+from fenchel.report.experiments.page import PRESETS, SHAPES_PICTURE, page_text, stored
 from fenchel.report.experiments.studies import PARTS, VQA, Part, title
 
 Load = Callable[[str], QuestionData]
@@ -40,7 +40,7 @@ def save_figures(results: Path, folder: Path, load: Load, say: Say = print) -> l
     made = []
     for part in PARTS:
         for preset in PRESETS:
-            documents = whole(stored(part, preset, results))
+            documents = stored(part, preset, results)
             for data in dict.fromkeys(document["settings"]["data"] for document in documents):
                 own = [one for one in documents if one["settings"]["data"] == data]
                 made.append(_curves(part, preset, own, folder))
@@ -90,5 +90,5 @@ def save_shapes_picture(results: Path, page: Path, load: Load) -> Path | None:
 
 def shapes_documents(results: Path) -> list[Document]:
     """Of the published runs on Shapes-VQA."""
-    documents = whole(stored(VQA, PRESETS[0], results))
+    documents = stored(VQA, PRESETS[0], results)
     return [document for document in documents if document["settings"]["data"] == "shapes"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fenchel.bench.tables import Listing
+from fenchel.experiments.runs import of_first
 from fenchel.experiments.tables import Document, cost, read_results
 from fenchel.report.experiments import learning
 from fenchel.report.experiments.maps import RULE, SCALE, has_rows
@@ -30,13 +31,15 @@ the claim, and nothing about the papers' numbers, which stand beside for compari
 | `paper` | the papers' sizes, for GPUs; shown here where runs of it are stored |
 
 A cell is the mean over seeds ± half of the 95 % interval (Student's t). A difference is between
-runs of the same seed, in points of accuracy; a star marks an interval that leaves 0 out. An
-interval that holds 0 shows no difference, which is not the same as showing that there is none;
-stars are not corrected for the number of comparisons. Every number is of the end of a run, not
-of its best evaluation, and every run that is stored counts. Seconds are by the clock, of cores that
-did other work beside: operations compare the attentions, seconds do not. Rates, dropout and lengths
-of training were chosen by trial runs of the baseline, ViT and discrete softmax, that looked at test
-accuracy.
+runs of the same seed, in points of accuracy; a star marks an interval of three seeds or more that
+leaves 0 out. An interval that holds 0 shows no difference, which is not the same as showing that
+there is none; stars are not corrected for the number of comparisons. Every number is of the end
+of a run, not of its best evaluation, and every run that is stored counts. Seconds are by the
+clock, of cores that did other work beside, and do not compare the attentions. Operations are
+products of matrices, convolutions and attention; what continuous attention adds, EM and integrals
+of densities, is not among them: [benchmarks](benchmarks.md) have the time of a training step with
+each. Rates, dropout and lengths of training were chosen by trial runs of the baseline, ViT and
+discrete softmax, that looked at test accuracy.
 
 This page is written from the files in `{RESULTS}`, and a test compares the two. The command
 also draws curves of learning and maps of attention for every data set, into `build/results`:"""
@@ -71,15 +74,6 @@ def page_text(results: Path) -> str:
     return "\n\n".join([*blocks, _PYTHON])
 
 
-def whole(documents: Sequence[Document]) -> list[Document]:
-    """Without those of which only the first steps were made."""
-    return [document for document in documents if not _shortened(document)]
-
-
-def _shortened(document: Document) -> bool:
-    return "-first-" in document["settings"]["variant"]
-
-
 def stored(part: Part, preset: str, results: Path) -> list[Document]:
     return read_results(results / part.study / preset)
 
@@ -91,26 +85,27 @@ def _part(part: Part, results: Path) -> list[str]:
     if not found:
         blocks.append("No run is stored yet.")
     for preset, documents in found.items():
-        joint = part.joint(whole(documents))
+        joint = part.joint(documents)
         blocks += [table(one._replace(title=one.title + _which(preset))) for one in joint]
     blocks += [table(listing) for listing in part.reported]
     for preset, documents in found.items():
         blocks += _preset(part, preset, documents)
+    for preset in PRESETS:
+        for folder in sorted((results / part.study).glob(of_first(preset, "*"))):
+            blocks += _first_steps(part, read_results(folder))
     remarks = "\n".join(f"- {remark}" for remark in part.remarks)
     return [*blocks, f"### Remarks on {part.source}", remarks]
 
 
 def _preset(part: Part, preset: str, documents: Sequence[Document]) -> list[str]:
-    complete = whole(documents)
     blocks = []
     sets = part.sets(part.presets[preset])
-    others = sorted({document["settings"]["data"] for document in complete} - sets.keys())
+    others = sorted({document["settings"]["data"] for document in documents} - sets.keys())
     for data, attentions in (sets | dict.fromkeys(others, ())).items():
-        own = [document for document in complete if document["settings"]["data"] == data]
+        own = [document for document in documents if document["settings"]["data"] == data]
         blocks.append(f"### {plain(title(data))}{_which(preset)}")
         blocks += _data(part, preset, own, attentions) if own else ["No run is stored yet."]
-    first = [document for document in documents if _shortened(document)]
-    return blocks + _first_steps(part, preset, first)
+    return blocks
 
 
 def _which(preset: str) -> str:
@@ -204,24 +199,19 @@ def _note(documents: Sequence[Document]) -> str:
 
 def _cost(documents: Sequence[Document], names: dict[str, str]) -> Listing:
     """Without the column of the data, which the heading names."""
-    versions: dict[str, str] = documents[0]["versions"]
     threads = sorted({document["cost"]["threads"] for document in documents})
     on = "one thread" if threads == [1] else f"{listed([str(n) for n in threads])} threads"
-    made = ", ".join(f"{name} {version}" for name, version in versions.items())
+    pairs = dict.fromkeys(pair for document in documents for pair in document["versions"].items())
+    made = ", ".join(f"{name} {version}" for name, version in pairs)
     found = cost(documents, f"Cost of a run on {on} ({made})", names)
     header, *rows = ([row[0], *row[2:]] for row in (found.header, *found.rows))
     return Listing(found.title, header, rows)
 
 
-def _first_steps(part: Part, preset: str, documents: Sequence[Document]) -> list[str]:
+def _first_steps(part: Part, documents: Sequence[Document]) -> list[str]:
     """Runs that were only begun say that the size works, and what a step costs."""
     if not documents:
         return []
-    names = {document["settings"]["variant"]: _begun(part, document) for document in documents}
-    said = f"Of the preset `{preset}` only the first steps were made, to see that it runs."
-    return [said, table(cost(documents, f"First steps, preset {preset}", names))]
-
-
-def _begun(part: Part, document: Document) -> str:
-    (name,) = part.names([document]).values()
-    return name
+    preset, _, steps = documents[0]["settings"]["preset"].partition("-first-")
+    said = f"Only the first steps ({steps} at most), to see that it runs: preset {preset}"
+    return [table(cost(documents, said, part.names(documents)))]

@@ -53,7 +53,8 @@ class Part:
 _VIT_INTRO = """\
 *Deciphering Attention Mechanisms* (section 9) lets the class token of a vision transformer look
 at the patches in the last layer by transport attention, which in training may also see the
-patches of another image of the same class. Everything else is as in the plain transformer.
+patches of another image of the same class. Everything else but the scale of the scores (see the
+remarks) is as in the plain transformer.
 **Its claim:** OT-ViT consistently outperforms ViT. The rows with entmax and others are ours:
 the same network, whose class token looks by another regulariser of fenchel."""
 
@@ -63,6 +64,9 @@ _VIT_REMARKS = (
     "In the paper's Table 1 OT-ViT is better at one rate of three, that of Table 2.",
     "Six layers of a hidden dimension 512 have more than 3.2 M parameters; those fit with 512 "
     "inside the feed-forward layers and a width of 256, which is our preset `paper`.",
+    "γ is the root of the whole width, as the paper writes it, while ViT divides its scores by the "
+    "root of a head's width: with four heads OT-ViT's class token looks at half of ViT's scale. "
+    "Whether γ = √(head's width) would do better was not tried.",
 )
 
 _VQA_INTRO = """\
