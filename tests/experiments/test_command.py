@@ -39,8 +39,9 @@ TINY = replace(
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(monkeypatch, tmp_path):
     monkeypatch.delenv("FENCHEL_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)  # where no folder data is
     monkeypatch.setitem(vit_presets.PRESETS, "smoke", TINY)
     monkeypatch.setattr(vit_presets, "load_toy", lambda: load_toy(train=32, test=8))
     course = vqa_presets.PRESETS["smoke"].courses["shapes-tiny"]

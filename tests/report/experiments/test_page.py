@@ -169,12 +169,13 @@ def test_as_good_as_takes_an_interval_within_a_point(
     assert f"no clear gain in accuracy {how} here: " in text
 
 
-def test_modes_chosen_at_test_time_are_judged_too(tmp_path: Path) -> None:
-    def chosen(accuracy: float) -> dict[str, object]:
-        modes = [1.0, 0.0, 0.0, 0.0, 0.0]
-        one = {"scores": {"accuracy": accuracy}, "modes": modes}
-        return {"selection": dict.fromkeys(("10", "100", "500"), one)}
+def chosen(accuracy: float) -> dict[str, object]:
+    """Facts of a run whose modes were chosen at test time: always one."""
+    one = {"scores": {"accuracy": accuracy}, "modes": [1.0, 0.0, 0.0, 0.0, 0.0]}
+    return {"selection": dict.fromkeys(("10", "100", "500"), one)}
 
+
+def test_modes_chosen_at_test_time_are_judged_too(tmp_path: Path) -> None:
     runs = [
         document("vqa", "easy", "continuous-softmax-36", seed, 0.9, facts=chosen(accuracy))
         for seed, accuracy in enumerate((0.951, 0.95, 0.949))
@@ -184,6 +185,16 @@ def test_modes_chosen_at_test_time_are_judged_too(tmp_path: Path) -> None:
     assert f"{said}points, better for test-MCA with N = 36, λ = 10 (+5.00 ± 0.25)" in text
     shown = text.replace("\N{NO-BREAK SPACE}", " ")
     assert "| test-MCA, N = 36, λ = 500 | +5.00 ± 0.25 \\* |" in shown
+
+
+def test_modes_that_change_no_answer_are_no_difference(tmp_path: Path) -> None:
+    runs = [
+        document("vqa", "easy", "continuous-softmax-36", seed, accuracy, facts=chosen(accuracy))
+        for seed, accuracy in enumerate((0.90, 0.91, 0.93))
+    ]
+    text = section(page.page_text(stored(tmp_path, *runs)), "easy-VQA")
+    assert "no clear gain in accuracy held here: against one mode, in points, no diff" in text
+    assert "λ = 500 (+0.00 ± 0.00). Their intervals reach up to +0.00;" in text
 
 
 def test_a_verdict_on_some_says_on_how_many(tmp_path: Path) -> None:
@@ -344,7 +355,10 @@ def test_a_last_evaluation_soon_after_another(what: str, kept: list[int]) -> Non
     assert learning._apart([40, 41], what) == [40, 41]
 
 
-def test_the_command_writes_page_and_curves_and_says_which_maps_it_cannot(tmp_path: Path) -> None:
+def test_the_command_writes_page_and_curves_and_says_which_maps_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no folder data is
     facts = {"looks": [look(0, 1.0)]}
     one = document("vqa", "daquar", "softmax", 0, 0.5, facts=facts)
     results = stored(tmp_path / "results", one, *pairs("cifar-10", [0.5], [0.6]))
@@ -355,7 +369,7 @@ def test_the_command_writes_page_and_curves_and_says_which_maps_it_cannot(tmp_pa
     assert out.read_text(encoding="utf-8") == page.page_text(results)
     names = sorted(path.name for path in drawn.iterdir())
     assert names == ["curves-vit-cifar-10.svg", "curves-vqa-daquar.svg"]
-    assert "no maps of DAQUAR: daquar is read from files; give their folder" in done.stderr
+    assert "no maps of DAQUAR: there is no folder data; give one that holds daquar/" in done.stderr
     assert done.stdout.splitlines() == [str(out), *(str(drawn / name) for name in names)]
     deep = tmp_path / "none" / "page.md"  # its folder is made
     again = CliRunner().invoke(app, [*line[:-1], str(deep), "--figures", str(drawn)])

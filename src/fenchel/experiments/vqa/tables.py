@@ -237,11 +237,12 @@ def verdict(documents: Sequence[Document], data: str) -> str:
 
 
 def _compared(own: dict[int, float], base: dict[int, float]) -> Estimate | None:
-    """Their difference, where seeds enough, not all alike, tell its interval."""
+    """Their difference, where seeds enough, not all alike, tell its interval. Modes that are chosen
+    may be those that were there: no difference at all."""
     found = paired(own, base)
-    if found is None or found.half is None or found.count < ENOUGH or found.half < _EQUAL:
+    if found is None or found.half is None or found.count < ENOUGH:
         return None
-    return found
+    return None if found.half < _EQUAL <= abs(found.mean) else found
 
 
 def _way(found: Estimate) -> str:
