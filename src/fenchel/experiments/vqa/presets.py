@@ -105,7 +105,7 @@ def load(
     if name == "easy":
         from fenchel.experiments.data.easy import load_easy
 
-        there = any((folder / name).is_dir() for name in ("easy_vqa", "train"))
+        there = any((folder / part).is_dir() for part in ("easy_vqa", "train"))
         return load_easy(folder if there else None)
     if name == "daquar":
         from fenchel.experiments.data.daquar import load_daquar
