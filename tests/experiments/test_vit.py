@@ -41,6 +41,27 @@ def test_an_answer_and_a_gradient_for_every_parameter(attention):
     assert silent == []
 
 
+def test_the_scale_of_transport_is_the_papers_or_vits():
+    """softmax(<q, k> / scale) in a head: ViT's scale is the root of the head's width."""
+    gammas = {name: made(name).last.attention.transport.gamma for name in ATTENTIONS[3:5]}
+    assert gammas == {"transport": SMALL.width**0.5, "transport-head": _vit_scale()}
+    assert gammas["transport"] != gammas["transport-head"]
+
+
+def _vit_scale():
+    """Of the heads as they are: how much the scores of two tokens are divided by."""
+    heads = made("softmax").last.attention.heads
+    with torch.no_grad():
+        heads.in_proj_weight.zero_()
+        heads.in_proj_weight[: 2 * SMALL.width] = torch.eye(SMALL.width).repeat(2, 1)
+        heads.in_proj_bias.zero_()
+    tokens = torch.zeros(1, 2, SMALL.width, dtype=torch.float64)
+    tokens[0, 0, 0], tokens[0, 1, 0] = 1.0, 3.0  # scores 1 and 3 of the first, in the first head
+    _, weights = heads(tokens, tokens, tokens, average_attn_weights=False)
+    low, high = weights.detach()[0, 0, 0].log().tolist()
+    return pytest.approx(2 / (high - low), rel=1e-12)
+
+
 def test_reading_by_the_class_token_alone_is_the_whole_layer():
     """The last layer leaves out what nobody reads; a whole layer gives the class token the same."""
     model = made("softmax")
@@ -49,7 +70,7 @@ def test_reading_by_the_class_token_alone_is_the_whole_layer():
     torch.testing.assert_close(model(images()), wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "transport"])
+@pytest.mark.parametrize("attention", ["softmax", "transport", "transport-head"])
 def test_a_partners_tokens_are_seen_and_trained(attention):
     model = made(attention)
     x = images().requires_grad_()

@@ -39,7 +39,17 @@ _PAGE = "fenchel experiment page --results results/experiments --out docs/result
 _SAME = "The same command goes on."
 _WITHOUT = "The same command without --again goes on."
 _ASCII = str.maketrans(
-    {"±": "+-", "−": "-", "–": "-", "·": ".", "λ": "lambda", "¹": "^1", "²": "2", "…": "..."}
+    {
+        "±": "+-",
+        "−": "-",
+        "–": "-",
+        "·": ".",
+        "λ": "lambda",
+        "γ": "gamma",
+        "¹": "^1",
+        "²": "2",
+        "…": "...",
+    }
 )
 
 commands = typer.Typer(no_args_is_help=True, epilog=f"Example: {_VIT}")
@@ -84,9 +94,10 @@ def vit(
     seeds with 95 % intervals, and differences between runs of the same seed.
     A run that is done is a JSON file in --out and is not made again; several
     commands at once share the queue. Attentions: softmax (ViT in the tables),
-    transport (OT-ViT), entmax, sparsemax, continuous. Data sets: toy (smoke),
-    fashion-mnist, cifar-10 (cpu, paper), cifar-100 (paper). The tables are of
-    all that is stored, of the data sets in --sets where it is given.
+    transport (OT-ViT), transport-head (with ViT's own scale), entmax, sparsemax,
+    continuous. Data sets: toy (smoke), fashion-mnist, cifar-10 (cpu, paper),
+    cifar-100 (paper). The tables are of all that is stored, of the data sets in
+    --sets where it is given.
 
     Several processes: put accelerate launch --multi_gpu --num_processes 2 -m
     or torchrun --nproc-per-node 2 -m before the command.

@@ -14,7 +14,7 @@ from fenchel._numerics import check_whole
 from fenchel.experiments.layers import Dropout, FeedForward, check_dropout
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
 
-ATTENTIONS = ("softmax", "entmax", "sparsemax", "transport", "continuous")
+ATTENTIONS = ("softmax", "entmax", "sparsemax", "transport", "transport-head", "continuous")
 _REGULARIZERS: dict[str, Regularizer] = {
     "softmax": Shannon(),
     "entmax": Tsallis(1.5),
@@ -77,13 +77,13 @@ class Looking(nn.Module):
 
 
 class Transporting(nn.Module):
-    """M = C - <a, b>, reliability 1, gamma the root of the width as the paper has it, to first
-    order."""
+    """M = C - <a, b>, reliability 1, gamma the root of a width, to first order. The paper has that
+    of the model; of a head it is the scale of the other attentions."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, width: int) -> None:
         super().__init__()
         self.transport = fnn.TransportAttention(
-            size.width, size.heads, gamma=math.sqrt(size.width), reliability=1.0
+            size.width, size.heads, gamma=math.sqrt(width), reliability=1.0
         )
 
     def forward(self, query: Tensor, tokens: Tensor, partner: Tensor | None = None) -> Tensor:
@@ -175,9 +175,16 @@ def check_attention(attention: str) -> None:
         raise ValueError(f"attention must be of {', '.join(ATTENTIONS)}, got {attention!r}")
 
 
+def shares(attention: str) -> bool:
+    """Whether it may look at the tokens of another image."""
+    return attention.startswith("transport")
+
+
 def _reading(size: Size, attention: str, cells: int) -> nn.Module:
-    if attention == "transport":
-        return Transporting(size)
+    if shares(attention):
+        return Transporting(
+            size, size.width if attention == "transport" else size.width // size.heads
+        )
     if attention == "continuous":
         return Spreading(size, cells)
     return Looking(size, _REGULARIZERS[attention])

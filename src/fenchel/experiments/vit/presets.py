@@ -13,7 +13,7 @@ from fenchel.experiments.data.images import ImageData, load_images
 from fenchel.experiments.data.toy import load_toy
 from fenchel.experiments.loop import Training
 from fenchel.experiments.runs import Job
-from fenchel.experiments.vit.model import ATTENTIONS, Size, check_attention
+from fenchel.experiments.vit.model import Size, check_attention, shares
 from fenchel.experiments.vit.study import VitStudy
 
 STUDY = "vit"
@@ -43,7 +43,7 @@ PRESETS = {
         {"toy": 3},
         batch=32,
         rates=(1e-2, 3e-3),
-        attentions=ATTENTIONS,
+        attentions=("softmax", "entmax", "sparsemax", "transport", "continuous"),
         seeds=2,
         threads=1,
         searched="toy",
@@ -117,7 +117,7 @@ def job(
         save_every=max(1, min(500, epoch)),
         seed=seed,
     )
-    sharing = SHARING if attention == "transport" else 0.0
+    sharing = SHARING if shares(attention) else 0.0
     config = {"attention": attention, "size": asdict(own.size), "sharing": sharing}
     config |= {"threads": own.threads, "images": [len(data.train), len(data.test)]}
     config["data_digest"] = of_images(data) if digest is None else digest

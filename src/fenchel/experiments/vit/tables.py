@@ -11,6 +11,7 @@ from fenchel.experiments.tables import Document, against, by_seed, cell, cost, o
 NAMES = {
     "softmax": "ViT",
     "transport": "OT-ViT",
+    "transport-head": "OT-ViT, γ of a head",
     "entmax": "ViT, entmax-1.5",
     "sparsemax": "ViT, sparsemax",
     "continuous": "ViT, continuous sparsemax",

@@ -66,7 +66,7 @@ _VIT_REMARKS = (
     "inside the feed-forward layers and a width of 256, which is our preset `paper`.",
     "γ is the root of the whole width, as the paper writes it, while ViT divides its scores by the "
     "root of a head's width: with four heads OT-ViT's class token looks at half of ViT's scale. "
-    "Whether γ = √(head's width) would do better was not tried.",
+    "The row *γ of a head* is ours and has ViT's scale.",
 )
 
 _VQA_INTRO = """\
