@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -227,6 +229,14 @@ def test_bad_input_is_told_before_any_run(tmp_path, steps, study, options, text)
     assert not list(tmp_path.rglob("*-0*"))
 
 
+@pytest.mark.parametrize("count", ["0", "1001", "9000000000"])
+def test_seeds_that_nobody_wants(tmp_path, count):
+    """A queue of so many would be made before the first run."""
+    result = ran("vit", tmp_path, "--seeds", count)
+    assert result.exit_code == 2
+    assert "Invalid value for '--seeds'" in result.stderr
+
+
 def test_the_folder_of_the_data_may_be_in_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FENCHEL_DATA", str(tmp_path / "from-there"))
     refused(2, "from-there", "vit", tmp_path, "--preset", "cpu")
@@ -246,6 +256,19 @@ def test_letters_that_standard_output_lacks(tmp_path):
     assert "OT-ViT - ViT" in result.stdout
     assert " +- " in result.stdout
     assert "10^12 operations" in result.stdout
+
+
+def test_letters_that_standard_error_lacks(tmp_path):
+    words = ["experiment", "vit", "--out", str(tmp_path), "--attention", "softmax"]
+    result = CliRunner(charset="ascii").invoke(app, words, env=WIDE)
+    assert "toy . softmax . seed 0: test accuracy" in result.stderr
+
+
+def test_standard_output_may_be_closed():
+    stored = Path(__file__).parents[2] / "results/experiments"
+    line = f"{sys.executable} -m fenchel experiment vit --preset cpu --tables --out '{stored}' >&-"
+    result = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, check=False, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_results_of_other_data_are_refused(tmp_path, monkeypatch):
@@ -386,5 +409,5 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, whole
     newest = tmp_path / "vit/smoke/toy/softmax-0/step-00000008.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     said = assert_ends_as_undisturbed(tmp_path, whole)
-    assert "step-00000008.safetensors.damaged does not match its checksum" in said
+    assert "step-00000008 does not match its checksum: set aside" in said
     assert "going on at step 4 of 12" in said

@@ -335,7 +335,7 @@ def test_a_damaged_checkpoint_changes_nothing_but_the_way(whole, tmp_path):
     document = carry_out(JOB, study, tmp_path, note="of points", say=said.append)
     assert study.steps == 9
     assert without_seconds(document) == without_seconds(whole[1])
-    assert "step-00000006.json.damaged does not match its checksum" in said[0]
+    assert "step-00000006 does not match its checksum: set aside" in said[0]
 
 
 def test_random_numbers_before_a_run_do_not_change_it(whole, tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -64,14 +64,14 @@ _Sets = Annotated[str | None, _Option(help="Data sets, by commas. (Default: the 
 _Attention = Annotated[
     str | None, _Option("--attention", help="By commas. (Default: the preset's)")
 ]
-_Seeds = Annotated[int | None, _Option(min=1, help="How many. (Default: the preset's)")]
+_Seeds = Annotated[int | None, _Option(min=1, max=1000, help="How many. (Default: the preset's)")]
 _Resume = Annotated[
     bool,
     _Option("--resume/--again", help="Go on with what is in --out, or make it all again."),
 ]
 _Tables = Annotated[bool, _Option("--tables", help="Only the tables of what is stored.")]
 _Steps = Annotated[
-    int | None, _Option("--first-steps", min=1, help="Only the first steps of each run.")
+    int | None, _Option("--first-steps", min=1, help="Runs of so many steps at most, stored apart.")
 ]
 
 
@@ -137,9 +137,9 @@ def vqa(
     Tables 6.2 to 6.4 of the thesis on continuous attention, with a network that
     sees the question alone beside them. Attentions: question-only, softmax,
     entmax, sparsemax, continuous-softmax-N, continuous-sparsemax-N (N
-    functions, a square number), K-mca-N (K modes). Data sets: shapes is generated; easy is the
-    package easy-vqa; daquar and vqa-v2 are read from --data. Runs are stored
-    and shared as in fenchel experiment vit.
+    functions, a square number), K-mca-N (K modes). Data sets: shapes is
+    generated; easy is the package easy-vqa; daquar and vqa-v2 are read from
+    --data. Runs are stored and shared as in fenchel experiment vit.
     """
     with explained(context, lambda: _SAME if resume else _WITHOUT):
         from fenchel.experiments.runs import of_first
@@ -188,7 +188,8 @@ def page(
             torch.set_num_threads(threads)
         make_folder(out.parent)
         loaded = cache(lambda name: load(name, _folder(data), results / "features"))
-        made = publish(results, out, figures, loaded, partial(typer.echo, err=True))
+        with Console(stderr=True).status("writing the page and drawing its pictures"):
+            made = publish(results, out, figures, loaded, partial(typer.echo, err=True))
         typer.echo("\n".join(str(path) for path in made))
 
 
@@ -279,7 +280,7 @@ class _Queue:
             raise ValueError(f"no run of {study} {preset}{asked} is stored in {self.out}{others}")
 
     def say(self, text: str) -> None:
-        self.errors.print(Text(text))
+        self.errors.print(Text(_letters(text, sys.stderr)))
 
     def _bar(self, title: str, steps: int) -> Any:
         if not self.errors.is_terminal or not self.main:
@@ -361,9 +362,10 @@ def _printable(listing: Listing) -> Listing:
     return Listing(_letters(listing.title), [_letters(name) for name in listing.header], rows)
 
 
-def _letters(text: str) -> str:
+def _letters(text: str, stream: TextIO | None = None) -> str:
+    """stream: None for standard output, which may be closed."""
     try:
-        text.encode(sys.stdout.encoding or "ascii")
+        text.encode(getattr(stream or sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
         return text.translate(_ASCII).encode("ascii", "replace").decode()
     return text

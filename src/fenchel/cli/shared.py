@@ -43,7 +43,7 @@ def tell(document: dict[str, Any], listings: Sequence[Listing], out: Path | None
         console.print(Text(listing.title, style="italic"), soft_wrap=True)  # not cut to the table
         table = Table()
         for place, name in enumerate(listing.header):
-            table.add_column(name, justify="right" if place else "left")
+            table.add_column(name, justify="right" if place else "left", overflow="fold")
         for row in listing.rows:
             table.add_row(*(Text(cell) for cell in row))  # Text: brackets are not markup
         console.print(table)

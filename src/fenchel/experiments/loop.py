@@ -221,9 +221,9 @@ class _Run:
             found, aside = self.checkpoints.newest() if resume else (None, [])
         for path in others:
             self._tell(f"{path.name} is of other settings, or does not say of which: not used")
-        for path in aside:
-            self._tell(f"{path.name} does not match its checksum; the one before it is used")
-        if found is None and others:
+        for name in dict.fromkeys(path.name.split(".")[0] for path in aside):
+            self._tell(f"{name} does not match its checksum: set aside")
+        if found is None and (others or aside):
             self._tell("beginning anew")
         if found is not None:
             self._restore(found)

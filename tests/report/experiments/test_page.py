@@ -235,6 +235,15 @@ def test_only_whole_runs_of_published_presets_are_in_the_tables(tmp_path: Path) 
     assert "| ViT | cifar-10 | 1 | 1,000 | 100 | 60 | 2.00 |" in text
 
 
+def test_what_is_not_published_is_named(tmp_path: Path) -> None:
+    smoke = document("vit", "toy", "softmax", 0, 0.5, preset="smoke")
+    results = stored(tmp_path / "results", smoke)
+    line = ["experiment", "page", "--results", str(results), "--out", str(tmp_path / "page.md")]
+    done = CliRunner().invoke(app, [*line, "--figures", str(tmp_path / "figures")])
+    assert done.exit_code == 0, done.output
+    assert "not on the page, which is of cpu and paper: runs of smoke\n" in done.stderr
+
+
 def test_the_command_makes_what_is_there() -> None:
     usual = pairs("cifar-10", [0.5], [0.5])
     attentions = ("softmax", "transport", "entmax")
@@ -369,6 +378,7 @@ def test_the_command_writes_page_and_curves_and_says_which_maps_it_cannot(
     assert out.read_text(encoding="utf-8") == page.page_text(results)
     names = sorted(path.name for path in drawn.iterdir())
     assert names == ["curves-vit-cifar-10.svg", "curves-vqa-daquar.svg"]
+    assert "not on the page" not in done.stderr
     assert "no maps of DAQUAR: there is no folder data; give one that holds daquar/" in done.stderr
     assert done.stdout.splitlines() == [str(out), *(str(drawn / name) for name in names)]
     deep = tmp_path / "none" / "page.md"  # its folder is made

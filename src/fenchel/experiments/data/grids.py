@@ -188,7 +188,7 @@ class _Hdf5:
     path: Path
 
     def named(self, image: int) -> str:
-        return f"{self.path}, dataset {image}"
+        return f"dataset {image} in {self.path}"
 
     def missing(self, images: Sequence[int]) -> list[int]:
         with self._opened() as file:

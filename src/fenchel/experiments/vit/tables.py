@@ -28,7 +28,7 @@ def listings(documents: Sequence[Document]) -> list[Listing]:
     found = [by_data(usual), _differences(usual)]
     if len(usual) < len(documents):
         found.append(_by_rate(documents))
-    return [*found, cost(usual, "Cost", NAMES)]
+    return [*(listing for listing in found if listing.rows), cost(usual, "Cost", NAMES)]
 
 
 def accuracy(document: Document) -> float:

@@ -24,6 +24,10 @@ def publish(results: Path, page: Path, folder: Path, load: Load, say: Say = prin
 
     The picture comes first: where it cannot be drawn, no page is left that points to it.
     """
+    presets = {path.parent.parent.name for path in results.glob("*/*/*/*.json")}
+    left = sorted(name for name in presets if name.split("-first-")[0] not in PRESETS)
+    if left:
+        say(f"not on the page, which is of {' and '.join(PRESETS)}: runs of {', '.join(left)}")
     text = page_text(results)
     beside = save_shapes_picture(results, page, load)
     write_whole(page, text.encode())
