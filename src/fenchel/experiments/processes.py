@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 Found = TypeVar("Found")
 
@@ -46,7 +49,20 @@ def processes() -> Any:
             f"{started} processes were started, but accelerate sees {state.num_processes} on "
             f"{state.device}; start one, or set ACCELERATE_USE_CPU=true"
         )
+    if started > 1:
+        _leave_at_exit()
     return state
+
+
+@cache
+def _leave_at_exit() -> None:
+    """Threads of a group that is still there abort the process as it ends, now and then."""
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @contextmanager
