@@ -51,6 +51,7 @@ def test_a_step_of_a_tiny_transformer(data):
     assert counted(data, "softmax") == by_hand(1 + 2, 1 + 2.5, 1 + 1)
 
 
+@needs_library
 def test_entmax_counts_as_if_it_were_dense(data):
     assert counted(data, "entmax") == counted(data, "softmax")
 
