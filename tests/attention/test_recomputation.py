@@ -29,7 +29,7 @@ def wanted(*regularizers):
     return x.detach(), torch.autograd.grad(x.square().sum(), leaf)[0]
 
 
-def agree(output, leaf, *regularizers):
+def assert_agrees(output, leaf, *regularizers):
     right = wanted(*regularizers)
     assert largest_difference(output.detach(), right[0]) <= 1e-13
     assert largest_difference(leaf.grad, right[1]) <= 1e-12
@@ -44,7 +44,7 @@ def test_regularizers_differ():
     leaf = start()
     output = layer(leaf)
     output.square().sum().backward()
-    agree(output, leaf, fl.Shannon())
+    assert_agrees(output, leaf, fl.Shannon())
     for other in (OMEGA, OTHER):
         assert largest_difference(leaf.grad, wanted(other)[1]) > 0.1
 
@@ -62,7 +62,7 @@ def test_a_block_around_a_checkpoint(reentrant, where):
     elif where == "in another":
         with fl.replace_sdpa(OTHER):
             output.square().sum().backward()
-    agree(output, leaf, OMEGA)
+    assert_agrees(output, leaf, OMEGA)
 
 
 @BOTH
@@ -79,7 +79,7 @@ def test_a_block_inside_the_checkpointed_function(reentrant, made):
     leaf = start()
     output = checkpoint(function, leaf, use_reentrant=reentrant)
     output.square().sum().backward()
-    agree(output, leaf, OMEGA, fl.Shannon())
+    assert_agrees(output, leaf, OMEGA, fl.Shannon())
 
 
 @BOTH
@@ -93,7 +93,7 @@ def test_a_block_inside_and_one_around(reentrant):
     with fl.replace_sdpa(OMEGA):
         output = checkpoint(function, leaf, use_reentrant=reentrant)
     output.square().sum().backward()
-    agree(output, leaf, OTHER, OMEGA)
+    assert_agrees(output, leaf, OTHER, OMEGA)
 
 
 @BOTH
@@ -102,7 +102,7 @@ def test_a_forward_pass_from_before_the_block_stays_softmax(reentrant):
     output = checkpoint(layer, leaf, use_reentrant=reentrant)
     with fl.replace_sdpa(OMEGA):
         output.square().sum().backward()
-    agree(output, leaf, fl.Shannon())
+    assert_agrees(output, leaf, fl.Shannon())
 
 
 @BOTH
@@ -123,7 +123,7 @@ def test_checkpoints_in_checkpoints(reentrant, inner, place):
     else:
         output = checkpoint(function, leaf, use_reentrant=reentrant)
     output.square().sum().backward()
-    agree(output, leaf, OMEGA, OMEGA if place == "outside" else fl.Shannon())
+    assert_agrees(output, leaf, OMEGA, OMEGA if place == "outside" else fl.Shannon())
 
 
 def test_a_checkpoint_that_compares_nothing_and_takes_names():
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_compares_nothing_and_takes_names():
     with fl.replace_sdpa(OMEGA):
         output = checkpoint(layer, use_reentrant=False, determinism_check="none", x=leaf)
     output.square().sum().backward()
-    agree(output, leaf, OMEGA)
+    assert_agrees(output, leaf, OMEGA)
 
 
 @BOTH
@@ -160,7 +160,7 @@ def test_compiled_functions_in_checkpoints(reentrant):
             torch.compile(layer, backend="aot_eager"), leaf, use_reentrant=reentrant
         )
     output.square().sum().backward()
-    agree(output, leaf, OMEGA)
+    assert_agrees(output, leaf, OMEGA)
 
 
 def test_checkpoints_in_compiled_functions():
@@ -174,7 +174,7 @@ def test_checkpoints_in_compiled_functions():
     with fl.replace_sdpa(OMEGA):
         output = torch.compile(function, backend="aot_eager")(leaf)
     output.square().sum().backward()
-    agree(output, leaf, OMEGA)
+    assert_agrees(output, leaf, OMEGA)
     torch._dynamo.reset()
     whole = torch.compile(function, backend="aot_eager", fullgraph=True)
     with fl.replace_sdpa(OMEGA), pytest.raises(Exception, match="replace_sdpa"):

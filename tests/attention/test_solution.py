@@ -50,7 +50,7 @@ def expected(case, regularizer, attn_mask=None, is_causal=False, scale=None, bas
     return fl.solve(dense_scores(query, key, attn_mask, is_causal, scale), regularizer, base=base)
 
 
-def matches(found, wanted):
+def assert_matches(found, wanted):
     """Every number of the solution, in the tolerance of float64."""
     same(densified(found), wanted.weights, 1e-13)
     same(found.threshold, wanted.threshold.to(DOUBLE), 1e-13)
@@ -71,7 +71,7 @@ def test_everything_is_that_of_solve(name, option):
         *case.operands(case.leaves), REGULARIZERS[name], **OPTIONS[option]
     )
     wanted = expected(case, REGULARIZERS[name], **OPTIONS[option])
-    matches(found, wanted)
+    assert_matches(found, wanted)
 
 
 def test_wrong_solutions_do_not_match():
@@ -79,7 +79,7 @@ def test_wrong_solutions_do_not_match():
     found = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(1.5))
     for alpha, options in ((1.501, {}), (1.5, {"is_causal": True}), (1.5, {"scale": 0.4})):
         with pytest.raises(AssertionError):
-            matches(found, expected(case, fl.Tsallis(alpha), **options))
+            assert_matches(found, expected(case, fl.Tsallis(alpha), **options))
 
 
 @pytest.mark.parametrize("base", [fl.priors.ALiBi(3), draw(5, 9).exp(), chance(5, 0.6, 6, 9)])
@@ -89,7 +89,7 @@ def test_with_a_base(base):
         found = fl.attention_solution(
             *case.operands(case.leaves), REGULARIZERS[name], base=base, is_causal=True
         )
-        matches(found, expected(case, REGULARIZERS[name], is_causal=True, base=base))
+        assert_matches(found, expected(case, REGULARIZERS[name], is_causal=True, base=base))
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 2, 3)])
@@ -98,10 +98,10 @@ def test_leading_axes_and_tiles(lead, tiles):
     case = make_case(regularizer, lead=lead, queries=53, keys=11)
     operands = case.operands(case.leaves)
     whole = fl.attention_solution(*operands, regularizer, is_causal=True)
-    matches(whole, expected(case, regularizer, is_causal=True))
+    assert_matches(whole, expected(case, regularizer, is_causal=True))
     tiles(1)
     cut = fl.attention_solution(*operands, regularizer, is_causal=True)
-    matches(cut, expected(case, regularizer, is_causal=True))
+    assert_matches(cut, expected(case, regularizer, is_causal=True))
     for name in ("rows", "keys", "status"):
         assert torch.equal(getattr(cut, name), getattr(whole, name))
 
@@ -111,14 +111,14 @@ def test_parameters_a_row_in_tiles(tiles):
     alpha = 1.1 + draw(4, 2, 35).abs()
     case = make_case(lambda _: None, lead=(2,), queries=35)
     found = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(alpha))
-    matches(found, expected(case, fl.Tsallis(alpha)))
+    assert_matches(found, expected(case, fl.Tsallis(alpha)))
 
 
 def test_grouped_heads():
     q, k, v = draw(0, 4, 6, 3), draw(1, 2, 9, 3), draw(2, 2, 9, 2)
     found = fl.attention_solution(q, k, v, fl.Tsallis(1.5), enable_gqa=True)
     wanted = fl.solve(dense_scores(q, k.repeat_interleave(2, 0)), fl.Tsallis(1.5))
-    matches(found, wanted)
+    assert_matches(found, wanted)
 
 
 def test_the_weights_make_the_output_of_attention():
