@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from fenchel._numerics import has, transformed, where
 from fenchel.attention.call import Call, finite, rounded_base, stored
 from fenchel.attention.tiled import by_tiles, tiled
+from fenchel.attention.unchanged import Unchanged
 from fenchel.priors import Prior, resolve
 from fenchel.regularizers.shannon import Shannon
 
@@ -121,6 +122,8 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, call: Call, regularizer: Shannon, *operands: Tensor) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.call, ctx.regularizer = call, regularizer
+        rest = {"mask": call.mask, "bias": call.bias, "base": call.base}
+        ctx.unchanged = Unchanged(**rest, regularizer=regularizer)
         with torch.enable_grad():
             ctx.inputs = [operand.detach().requires_grad_() for operand in operands]
             query, key, value = ctx.inputs
@@ -134,6 +137,7 @@ class _Fused(torch.autograd.Function):
             gradients = torch.autograd.grad(ctx.output, ctx.inputs, gradient, retain_graph=True)
             return None, None, *gradients
         query, key, value = ctx.saved_tensors
+        ctx.unchanged.check()
         call = replace(ctx.call, query=query, key=key, value=value)
         output = tiled(call, ctx.regularizer)
         wanted = [x for x in ctx.saved_tensors if x.requires_grad]

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fenchel._numerics import compute_dtype, full_precision, transformed, where
 from fenchel.attention.call import Call, finite
+from fenchel.attention.unchanged import Unchanged
 from fenchel.kernels.dropout import keep_mask
 from fenchel.regularizers.contract import Regularizer
 from fenchel.solution import Solution
@@ -39,10 +40,19 @@ def by_tiles(call: Call, regularizer: R, compute: Callable[[Call, R], Tensor]) -
         return compute(*tiles[0])
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
         return torch.cat([compute(*tile) for tile in tiles], 2)
-    outputs = [
-        checkpoint(compute, *tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles
-    ]
-    return torch.cat(outputs, 2)
+    return torch.cat([_forgotten(compute, *tile) for tile in tiles], 2)
+
+
+def _forgotten(compute: Callable[[Call, R], Tensor], call: Call, regularizer: R) -> Tensor:
+    """`compute`, now and once more in the backward pass, from the same numbers or not at all."""
+    unchanged = Unchanged(call=call, regularizer=regularizer)
+
+    def run() -> Tensor:
+        unchanged.check()
+        return compute(call, regularizer)
+
+    output: Tensor = checkpoint(run, use_reentrant=False, preserve_rng_state=False)
+    return output
 
 
 def split(call: Call, regularizer: R) -> Iterator[tuple[Call, R]]:
