@@ -15,7 +15,7 @@ from fenchel.experiments.data import mobilenet
 from fenchel.experiments.data.daquar import load_daquar
 from fenchel.experiments.data.digest import of_questions
 from fenchel.experiments.data.easy import pixels
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 from fenchel.experiments.data.mobilenet import prepared, read_mobilenet
 from tests.experiments.question_files import (
     DAQUAR,

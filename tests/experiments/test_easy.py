@@ -10,7 +10,7 @@ import torch
 
 from fenchel.experiments.data import easy
 from fenchel.experiments.data.easy import load_easy
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 from fenchel.experiments.vqa import presets
 from tests.experiments.question_files import EASY, easy_picture, noise, write_easy
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 from fenchel.experiments.data.vqa2 import load_vqa2, processed, words_of
 from tests.experiments.question_files import (
     GRID,

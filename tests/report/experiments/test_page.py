@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fenchel.cli import app
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 from fenchel.experiments.data.questions import QuestionData
 from fenchel.experiments.runs import of_first
 from fenchel.report.experiments import figures, maps, page

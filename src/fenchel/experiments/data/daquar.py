@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 from fenchel.experiments.data.mobilenet import Advance, Grids, photographs
 from fenchel.experiments.data.questions import (
     QuestionData,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 from fenchel.experiments.data.questions import (
     InMemory,
     QuestionData,
@@ -26,6 +27,7 @@ from fenchel.experiments.data.questions import (
 )
 
 _PACKAGE = "easy_vqa"
+_PIXELS = 2**24  # of a picture; photographs of COCO have 3e5
 _CELL = 8  # pixels of a cell, at least: sides are halved three times
 _WAY_OUT = "get it with `pip install --no-deps easy-vqa`, or give the folder that holds train/"
 
@@ -142,6 +144,11 @@ def pixels(path: Path) -> np.ndarray[Any, Any]:
         raise DataProblem(f"there is no picture {path}; a question is about it")
     try:
         with Image.open(path) as picture:
+            if math.prod(picture.size) > _PIXELS:  # known before it is unpacked
+                raise DataProblem(
+                    f"{path} is {picture.width} x {picture.height}, more than {_PIXELS:,} pixels; "
+                    "make it smaller"
+                )
             return np.array(picture.convert("RGB"))
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as problem:
         size = path.stat().st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import zipfile
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 
 from fenchel.experiments.data.easy import pixels
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem, read_rest
 
 Array = np.ndarray[Any, Any]
 
+_MOST = 2**26  # bytes of a grid; 14 x 14 x 2048 in float64 take 3.2e6
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others unpack more than is asked for
 _CELLS = (7 * 7, 14 * 14)  # of grids that are stored without their sides
 _BOXES = ("bbox", "bboxes", "boxes", "num_bbox", "num_boxes", "image_bb")
 
@@ -169,9 +172,14 @@ class _Npz:
         for image in images:
             path = self.named(image)
             try:
-                with open(path, "rb") as raw, np.load(raw) as file:
-                    _no_boxes(file.files, path)
-                    stored = file["x"]
+                with zipfile.ZipFile(path) as archive:
+                    names = archive.namelist()
+                    _no_boxes([name.removesuffix(".npy") for name in names], path)
+                    if archive.getinfo("x.npy").compress_type not in _PACKED:
+                        raise ValueError("it is not compressed as numpy does")
+                    with archive.open("x.npy") as file:
+                        raw = read_rest(file, _MOST, f"x in {path}")
+                stored = np.load(io.BytesIO(raw))
             except DataProblem:
                 raise
             except _BROKEN as problem:
@@ -199,12 +207,26 @@ class _Hdf5:
         with self._opened() as file:
             for image in images:
                 try:
-                    stored = np.asarray(file[str(image)])
+                    stored = np.asarray(self._small(file[str(image)], image))
+                except DataProblem:
+                    raise
                 except _BROKEN as problem:
                     raise DataProblem(
                         f"{self.named(image)} cannot be read: {problem}; make it again"
                     ) from problem
                 yield stored
+
+    def _small(self, dataset: Any, image: int) -> Any:
+        """As it is; what it takes is known before it is read, whole or chunk by chunk."""
+        wide = getattr(getattr(dataset, "dtype", None), "itemsize", 0)  # a group has none
+        shapes = (getattr(dataset, "shape", ()), getattr(dataset, "chunks", None) or ())
+        size = wide * max(math.prod(shape) for shape in shapes)
+        if size > _MOST:
+            raise DataProblem(
+                f"{self.named(image)} takes {size:,} bytes, at most {_MOST:,} expected; features "
+                "of a grid are such as (14, 14, 2048)"
+            )
+        return dataset
 
     def _opened(self) -> Any:
         try:

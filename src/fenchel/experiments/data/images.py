@@ -6,9 +6,7 @@ only arrays and plain values are read.
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fenchel.experiments.data import pickled
+from fenchel.experiments.data.files import DataProblem, Stream, read_file, read_rest, unzipped
 
 _IDX = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -27,10 +26,7 @@ _BATCHES = {"train": [f"data_batch_{n}" for n in range(1, 6)], "test": ["test_ba
 _SIDE = 32  # pixels of a CIFAR image
 _EVERY = 50_000  # training images of CIFAR-10
 _CLASSES = {"labels": 10, "fine_labels": 100}  # of CIFAR, by their name in a pickled batch
-
-
-class DataProblem(ValueError):
-    """Data that is missing or not what it should be; the message says which file and what to do."""
+_MOST = 2**28  # bytes of a file, unzipped: the largest that is published, of CIFAR-100, has 1.6e8
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,28 +111,35 @@ def _found(folder: Path, name: str) -> Path:
 
 def _idx(path: Path) -> np.ndarray[Any, Any]:
     """Two zero bytes, the type (8: unsigned bytes), the number of axes, their sizes, the bytes."""
-    raw = _bytes(path)
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08":
-        raise DataProblem(f"{path} is not an idx file of bytes (it begins with {raw[:4]!r})")
-    axes = raw[3]
+    with unzipped(path) as file:
+        shape = _idx_shape(file, path)
+        wanted = math.prod(shape)
+        raw = read_rest(file, wanted, path)
+    if len(raw) != wanted:
+        head = 4 + 4 * len(shape)
+        found, whole = head + len(raw), head + wanted
+        raise DataProblem(f"{path} is cut short: {found} bytes, {whole} expected")
+    return np.frombuffer(raw, np.uint8).reshape(shape).copy()
+
+
+def _idx_shape(file: Stream, path: Path) -> tuple[int, ...]:
+    """All that comes before the values."""
+    head = file.read(4)
+    if len(head) < 4 or head[:3] != b"\0\0\x08":
+        raise DataProblem(f"{path} is not an idx file of bytes (it begins with {head!r})")
+    axes = head[3]
     if axes not in (1, 3):
         raise DataProblem(f"{path} has {axes} axes, expected 3 for images or 1 for labels")
-    shape = tuple(np.frombuffer(raw, ">u4", axes, 4).tolist()) if len(raw) >= 4 + 4 * axes else ()
-    wanted = math.prod(shape) + 4 + 4 * axes
-    if len(raw) != wanted:
-        raise DataProblem(f"{path} is cut short or too long: {len(raw)} bytes, {wanted} expected")
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
-
-
-def _bytes(path: Path) -> bytes:
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    try:
-        with gzip.open(path) as file:
-            return file.read()
-    except (EOFError, OSError, zlib.error) as problem:
-        size = path.stat().st_size
-        raise DataProblem(f"{path} ({size} bytes) does not unzip: {problem}") from problem
+    sizes = file.read(4 * axes)
+    if len(sizes) < 4 * axes:
+        raise DataProblem(f"{path} is cut short: it ends within the sizes of its {axes} axes")
+    shape = tuple(np.frombuffer(sizes, ">u4").tolist())
+    if math.prod(shape) > _MOST:
+        raise DataProblem(
+            f"{path} would hold {math.prod(shape):,} bytes by its header, at most {_MOST:,} "
+            "expected; get it again"
+        )
+    return shape
 
 
 def _cifar10(folder: Path) -> ImageData:
@@ -167,7 +170,7 @@ def _batch(folder: Path, name: str, labels: int) -> Split:
     binary = folder / f"{name}.bin"
     if not binary.is_file():
         return _pickled(_found(folder, name), "fine_labels" if labels == 2 else "labels")
-    raw = np.frombuffer(binary.read_bytes(), np.uint8)
+    raw = np.frombuffer(read_file(binary, _MOST), np.uint8)
     size = labels + 3 * _SIDE**2
     if not len(raw) or len(raw) % size:
         raise DataProblem(f"{binary} has {len(raw)} bytes, not a multiple of {size}: cut short?")
@@ -176,8 +179,9 @@ def _batch(folder: Path, name: str, labels: int) -> Split:
 
 
 def _pickled(path: Path, labels: str) -> Split:
+    raw = read_file(path, _MOST)
     try:
-        found = pickled.read(path.read_bytes())
+        found = pickled.read(raw)
         data, marks = (_value(found, key) for key in ("data", labels))
     except pickled.BROKEN as problem:
         size = path.stat().st_size

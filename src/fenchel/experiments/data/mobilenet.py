@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fenchel._files import write_whole
 from fenchel.experiments.data.easy import pixels
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 
 Advance = Callable[[int, int], None]  # how many are done, of how many
 

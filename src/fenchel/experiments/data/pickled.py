@@ -3,6 +3,9 @@
 A pickle is a program: it may call what it names, and numpy's own constructors can be called so as
 to read any place of the memory. Here the few names that an array needs stand for classes of ours,
 which look at their arguments and make the array from its bytes.
+
+A pickle can also name a value again and again. What is read here stays within a small multiple of
+the file: its codes are counted, and calls make no more bytes than there are in it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 import pickle
 import pickletools
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -22,9 +26,12 @@ _NUMBERS = re.compile(r"[<>|=]?([ui][1248]|f[248])")
 _ORDERS = ("<", ">", "|", "=")
 _REFUSED = {  # they make objects without a call, or look for values elsewhere
     *("INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"),
-    *("NEXT_BUFFER", "READONLY_BUFFER", "BYTEARRAY8"),
+    *("NEXT_BUFFER", "READONLY_BUFFER", "BYTEARRAY8", "EMPTY_SET", "ADDITEMS", "FROZENSET"),
 }
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_CODES = 2**20  # each may make an object; 50,000 labels and names of files take some 5e5
+_AXES = 64  # of an array, at most, as in numpy
+_SHOWN = 60  # characters of what is refused
 BROKEN = (  # all that a damaged pickle makes `read` raise
     pickle.UnpicklingError,
     ArithmeticError,
@@ -45,7 +52,7 @@ def read(raw: bytes) -> Any:
     Arrays that are values of the outermost dictionary are numpy's; no others are expected.
     """
     _scan(raw)
-    found = _Reader(io.BytesIO(raw), encoding="latin1").load()
+    found = _Reader(raw).load()
     if not isinstance(found, dict):
         return found
     return {
@@ -54,16 +61,39 @@ def read(raw: bytes) -> Any:
 
 
 def _scan(raw: bytes) -> None:
-    """A number of a place far beyond the values would take all of the memory."""
-    for code, argument, _ in pickletools.genops(raw):
+    """A value is put in a place with a number, and places are made up to it: one far beyond the
+    values would take all of the memory."""
+    for before, (code, argument, _) in enumerate(pickletools.genops(raw)):
         if code.name in _REFUSED:
             raise pickle.UnpicklingError(f"{code.name} has no place in plain values and arrays")
-        if code.name in _PUTS and not 0 <= int(argument or 0) <= len(raw):
-            raise pickle.UnpicklingError(f"{code.name} {argument} in {len(raw)} bytes")
+        if before >= _CODES:
+            raise pickle.UnpicklingError(f"it has more than {_CODES:,} codes")
+        if code.name in _PUTS and not 0 <= int(argument or 0) <= before:
+            raise pickle.UnpicklingError(f"{code.name} {argument} after {before} codes")
+
+
+def _short(value: object) -> str:
+    """Written out, a value whose parts name each other could be longer than any memory."""
+    return repr(value[:_SHOWN]) if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+class _Allowance:
+    """Bytes that calls may still make: the text of each stands in the file, once for each."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def latin1(self, text: str) -> bytes:
+        self.left -= len(text)
+        if self.left < 0:
+            raise pickle.UnpicklingError("its calls make more bytes than it has itself")
+        return text.encode("latin1")
 
 
 class _Named:
-    """What a name stands for. It holds nothing, so that a pickle can change nothing in it."""
+    """What a name stands for. It takes no state, so that a pickle can change nothing in it."""
 
     __slots__ = ()
 
@@ -78,12 +108,16 @@ class _ArrayType(_Named):
 
 
 class _Reconstruct(_Named):
-    __slots__ = ()
+    __slots__ = ("_allowance",)
+
+    def __init__(self, allowance: _Allowance) -> None:
+        self._allowance = allowance
 
     def __call__(self, kind: object, shape: object, letter: object) -> _Array:
         if not isinstance(kind, _ArrayType):
             raise pickle.UnpicklingError("what is reconstructed is not an array")
-        return _Array()  # shape and letter are those of an empty one; its state comes after
+        # shape and letter are those of an empty one; its state comes after
+        return _Array(self._allowance)
 
 
 class _DtypeType(_Named):
@@ -91,19 +125,24 @@ class _DtypeType(_Named):
 
     def __call__(self, code: object, align: object = False, copy: object = True) -> _Dtype:
         if not isinstance(code, str) or _NUMBERS.fullmatch(code) is None:
-            raise pickle.UnpicklingError(f"an array of {code!r}; whole numbers or floats expected")
+            raise pickle.UnpicklingError(
+                f"an array of {_short(code)}; whole numbers or floats expected"
+            )
         return _Dtype(code)
 
 
 class _Encode(_Named):
     """How bytes are written for Python 2."""
 
-    __slots__ = ()
+    __slots__ = ("_allowance",)
+
+    def __init__(self, allowance: _Allowance) -> None:
+        self._allowance = allowance
 
     def __call__(self, text: object, encoding: object) -> bytes:
         if not isinstance(text, str) or encoding != "latin1":
-            raise pickle.UnpicklingError(f"bytes in {encoding!r}; latin1 expected")
-        return text.encode("latin1")
+            raise pickle.UnpicklingError(f"bytes in {_short(encoding)}; latin1 expected")
+        return self._allowance.latin1(text)
 
 
 class _Dtype:
@@ -122,9 +161,10 @@ class _Dtype:
 
 
 class _Array:
-    __slots__ = ("_values",)
+    __slots__ = ("_allowance", "_values")
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: _Allowance) -> None:
+        self._allowance = allowance
         self._values: Array | None = None
 
     def __setstate__(self, state: object) -> None:
@@ -132,10 +172,10 @@ class _Array:
         if not isinstance(state, tuple) or len(state) not in (4, 5):
             raise pickle.UnpicklingError("the state of an array is not one")
         shape, dtype, columns, content = state[-4:]
-        if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
-            raise pickle.UnpicklingError(f"the shape of an array is {shape!r}")
+        if not _is_shape(shape):
+            raise pickle.UnpicklingError("the shape of an array is none: whole numbers expected")
         if isinstance(content, str):
-            content = content.encode("latin1")
+            content = self._allowance.latin1(content)
         if not isinstance(dtype, _Dtype) or not isinstance(content, bytes):
             raise pickle.UnpicklingError("the values of an array are not bytes of numbers")
         wanted = math.prod(shape) * dtype.numbers.itemsize
@@ -150,19 +190,31 @@ class _Array:
         return self._values
 
 
-_NAMES: dict[tuple[str, str], _Named] = {
-    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),
-    ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
-    ("numpy", "ndarray"): _ArrayType(),
-    ("numpy", "dtype"): _DtypeType(),
-    ("_codecs", "encode"): _Encode(),
-}
+def _is_shape(shape: object) -> bool:
+    """Of no more axes and no larger ones than an array can have: their product is asked for."""
+    return (
+        isinstance(shape, tuple)
+        and len(shape) <= _AXES
+        and all(type(n) is int and 0 <= n <= sys.maxsize for n in shape)
+    )
 
 
 class _Reader(pickle.Unpickler):
+    def __init__(self, raw: bytes) -> None:
+        super().__init__(io.BytesIO(raw), encoding="latin1")
+        allowance = _Allowance(len(raw))
+        self._names: dict[tuple[str, str], _Named] = {
+            ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(allowance),
+            ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(allowance),
+            ("numpy", "ndarray"): _ArrayType(),
+            ("numpy", "dtype"): _DtypeType(),
+            ("_codecs", "encode"): _Encode(allowance),
+        }
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _NAMES:
+        if (module, name) not in self._names:
+            full = f"{module}.{name}"[:_SHOWN]
             raise pickle.UnpicklingError(
-                f"a pickle of plain values holds no {module}.{name}; it was not called"
+                f"a pickle of plain values holds no {full}; it was not called"
             )
-        return _NAMES[module, name]
+        return self._names[module, name]

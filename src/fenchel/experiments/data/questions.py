@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 
 KINDS = ("yes/no", "number", "other")
 UNKNOWN = "<unknown>"  # word 1; word 0 is none

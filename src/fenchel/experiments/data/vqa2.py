@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel.experiments.data.files import DataProblem
 from fenchel.experiments.data.grids import GridFiles, grid_files
-from fenchel.experiments.data.images import DataProblem
 from fenchel.experiments.data.questions import (
     KINDS,
     QuestionData,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fenchel._files import write_whole
-from fenchel.experiments.data.images import DataProblem
+from fenchel.experiments.data.files import DataProblem
 from fenchel.experiments.data.questions import QuestionData
 from fenchel.experiments.tables import Document
 from fenchel.report.experiments import learning, maps
