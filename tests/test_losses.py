@@ -117,6 +117,22 @@ def test_derivatives_in_alpha_temperature_and_target():
     )
 
 
+@pytest.mark.parametrize("omega", [fl.Shannon(0.7), fl.Tsallis(1.3), fl.Tsallis(2.0)], ids=str)
+@pytest.mark.parametrize("kind", ["measure", "prior"])
+def test_derivatives_in_the_base(omega, kind):
+    generator = torch.Generator().manual_seed(5)
+    scores, logits = torch.randn(2, 3, 5, dtype=torch.float64, generator=generator)
+    labels = torch.tensor([0, 3, 1])
+
+    def loss(scores, logits):
+        base = logits.exp() if kind == "measure" else fl.priors.Preference(logits[0])
+        return fl.fenchel_young_loss(scores, labels, omega, base=base)
+
+    inputs = (scores.requires_grad_(), logits.requires_grad_())
+    assert gradcheck(loss, inputs, check_forward_ad=True)
+    assert gradgradcheck(loss, inputs)
+
+
 def test_transforms():
     omega = fl.Tsallis(1.5)
 

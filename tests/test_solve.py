@@ -77,12 +77,13 @@ def test_alpha_one_is_softmax_exactly():
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("temperature", [1.0, 0.05])
 def test_gap_certifies_and_a_wrong_answer_is_seen(alpha, temperature, dtype):
-    tolerance = gap_tolerance(dtype) * temperature
     for length in LENGTHS:
         for base in (None, masses(length).to(dtype)):
             solution = fl.solve(
                 rows(length, dtype=dtype), fl.Tsallis(alpha, temperature), base=base
             )
+            tolerance = gap_tolerance(dtype) * temperature
+            assert (solution.tolerance - tolerance).abs().max() <= 1e-6 * tolerance
             assert solution.gap.max() <= tolerance, f"length {length}"
             assert solution.gap.min() >= 0
             for wrong in wrong_answers(solution, alpha):

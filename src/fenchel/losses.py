@@ -66,10 +66,9 @@ def _loss(solution: Solution, y: Tensor) -> Tensor:
     definition = solution.conjugate - dot(problem.scores, y) + omega.value(y, problem.base)
     loss = definition.detach()
     if omega.gap_is_loss:
-        exact = omega.gap(problem.scores.detach(), y.detach(), solution.dual, problem.base)
-        loss = exact.to(y.dtype)
-    failed = (solution.status == Status.NONFINITE.value) | (
-        solution.status == Status.INFEASIBLE.value
+        loss = solution.gap_of(y.detach()).to(y.dtype)
+    failed = (solution.outcome == Status.NONFINITE.value) | (
+        solution.outcome == Status.INFEASIBLE.value
     )
     definition = where(definition.isfinite(), definition, 0.0)
     return where(~failed, loss, math.nan) + (definition - definition.detach())

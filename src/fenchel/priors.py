@@ -46,6 +46,12 @@ class Base:
         log_mass = None if self.log_mass is None else self.log_mass.to(dtype)
         return Base(self.allowed, mass, log_mass, self.whole)
 
+    def detach(self) -> Base:
+        """The same measure without its derivatives."""
+        mass = None if self.mass is None else self.mass.detach()
+        log_mass = None if self.log_mass is None else self.log_mass.detach()
+        return Base(self.allowed, mass, log_mass, self.whole)
+
     def keep(self, values: Tensor, other: float = 0.0) -> Tensor:
         """`values` on allowed keys, `other` elsewhere."""
         return values if self.whole else where(self.allowed, values, other)
@@ -80,6 +86,11 @@ class Base:
 class Prior(ABC):
     """Makes a base measure from positions. Multiply two priors to apply both."""
 
+    @property
+    def is_mask(self) -> bool:
+        """Every log mass is 0 or -inf: the prior hides keys and does nothing else."""
+        return False
+
     @abstractmethod
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Log mass of the keys at `columns` for the queries at `rows`.
@@ -109,6 +120,10 @@ class Product(Prior):
     first: Prior
     second: Prior
 
+    @property
+    def is_mask(self) -> bool:
+        return self.first.is_mask and self.second.is_mask
+
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return self.first.log_mass(rows, columns) + self.second.log_mass(rows, columns)
 
@@ -123,6 +138,10 @@ class Shifted(Prior):
 
     prior: Prior
     offset: int
+
+    @property
+    def is_mask(self) -> bool:
+        return self.prior.is_mask
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return self.prior.log_mass(rows + self.offset, columns)
@@ -144,6 +163,10 @@ def _distance(rows: Tensor, columns: Tensor) -> Tensor:
 class Causal(Prior):
     """Query i sees keys 0 .. i. With cached keys: `Causal().shifted(keys - queries)`."""
 
+    @property
+    def is_mask(self) -> bool:
+        return True
+
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return _mask(_distance(rows, columns) <= 0)
 
@@ -156,6 +179,10 @@ class SlidingWindow(Prior):
 
     def __post_init__(self) -> None:
         check_whole(self.width, "width", 0)
+
+    @property
+    def is_mask(self) -> bool:
+        return True
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return _mask(_distance(rows, columns).abs() <= self.width)
@@ -178,6 +205,10 @@ class KeyPadding(Prior):
                 f"lengths must be integers, got {self.lengths.dtype}; "
                 "for a mask of real keys pass it as base= directly (True = attend)"
             )
+
+    @property
+    def is_mask(self) -> bool:
+        return True
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         keep = columns < self.lengths[..., None, None]  # (..., 1, columns)
@@ -343,7 +374,8 @@ def _from_prior(prior: Prior, shape: torch.Size, like: Tensor) -> Base:
     if len(shape) == 1:
         log_mass = log_mass.squeeze(-2)
     log_mass = expand_to(log_mass, shape, f"{type(prior).__name__}.log_mass")
-    return Base(allowed=log_mass > -math.inf, log_mass=log_mass)
+    allowed = log_mass > -math.inf
+    return Base(allowed) if prior.is_mask else Base(allowed, log_mass=log_mass)
 
 
 def _from_tensor(base: Tensor, shape: torch.Size, like: Tensor) -> Base:

@@ -22,6 +22,7 @@ class Status(IntEnum):
     NONFINITE = 2
     INFEASIBLE = 3
     MAX_STEPS = 4
+    INEXACT = 5
 
     @property
     def remedy(self) -> str:
@@ -38,6 +39,9 @@ _REMEDIES = {
     Status.MAX_STEPS: "the search stopped before its tolerance; read the gap for how far off the "
     "row may be. Fused on a grid: raise max_steps or the tolerance. Tsallis: alpha or the range of "
     "the base is too large for this precision; lower it or use float64",
+    Status.INEXACT: "the gap is above what rounding explains: scores and masses are too far apart "
+    "for this precision; read the gap for how far off the row may be, bring scores and log masses "
+    "closer together, or use float64",
 }
 
 
@@ -53,6 +57,30 @@ class Problem:
     base: Base
     shift: Tensor  # (...), the row's anchor: its largest live score, or near the threshold
     axis: int  # where the keys were, counted from the end
+    given: Tensor  # the scores before anything was done to them, keys last; detached
+
+    def exact_scores(self) -> Tensor:
+        """The given scores less the anchor in the precision of certificates. (..., n)"""
+        exact = certificate_dtype(self.given.device)
+        if self.given.dtype == exact:
+            return self.scores.detach()
+        shift = self.shift.unsqueeze(-1).to(exact)
+        return subtract_anchor(self.given.to(exact), shift, self.base.allowed)
+
+
+def subtract_anchor(scores: Tensor, anchor: Tensor, usable: Tensor) -> Tensor:
+    """Usable scores less the row's anchor, zero elsewhere.
+
+    Differences may overflow; a quarter of the range keeps later sums finite.
+    """
+    limit = torch.finfo(scores.dtype).max / 4
+    anchor = where(usable, anchor.expand_as(scores), 0.0)
+    return (where(usable, scores, 0.0) - anchor).clamp(-limit, limit)
+
+
+def gap_tolerance(dtype: torch.dtype) -> float:
+    """Largest gap, relative to the size of Omega, that an exact answer may show."""
+    return {torch.float64: 1e-12, torch.float32: 1e-9}.get(dtype, torch.finfo(dtype).eps ** 2 * 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +90,13 @@ class Solution:
     weights: in the shape and dtype of the scores, zero on keys that get nothing.
     threshold: the score at or below which a key gets nothing; -inf for Shannon. For `Fused` it
         applies to the smoothed scores.
-    status: codes of `Status`, one a row.
-
     Numbers other than the weights come in float32 at least. Row tensors have the shape of the
     scores without the key axis.
     """
 
     weights: Tensor
     threshold: Tensor
-    status: Tensor
+    outcome: Tensor  # codes of `Status` as the search left them; `status` reads the gap too
     regularizer: Regularizer
     problem: Problem
     dual: Dual
@@ -102,13 +128,49 @@ class Solution:
     def gap(self) -> Tensor:
         """Certified distance from the optimum: the objective falls short by at most this.
 
-        A sum of non-negative terms, one a key, evaluated in float64 from the weights and the
-        threshold alone; not differentiable, never clipped. Zero for an empty row.
+        A sum of non-negative terms, one per key, evaluated in float64 from the given scores, the
+        weights and the threshold alone; not differentiable, never clipped. Zero for an empty row.
         """
-        problem = self.problem
         p = self._rows().detach()
-        gap = self.regularizer.gap(problem.scores.detach(), p, self.dual, problem.base)
-        return where(self.status != Status.EMPTY.value, where(~self._failed, gap, math.nan), 0.0)
+        gap = self.gap_of(p) + self._rounding(p)
+        return where(self.outcome != Status.EMPTY.value, where(~self._failed, gap, math.nan), 0.0)
+
+    @property
+    def status(self) -> Tensor:
+        """Codes of `Status`, one per row. OK means that the gap is within its tolerance."""
+        ok = self.outcome == Status.OK.value
+        return where(~ok | (self.gap <= self.tolerance), self.outcome, Status.INEXACT.value)
+
+    @property
+    def tolerance(self) -> Tensor:
+        """The largest gap that rounding explains, row by row."""
+        dtype, problem = self.weights.dtype, self.problem
+        scores = problem.exact_scores()
+        scale = self.regularizer.scale(scores, problem.base.detach().to(scores.dtype)).detach()
+        if self.regularizer.gap_is_loss:
+            return gap_tolerance(dtype) * scale
+        # A gap of first order in the error is as large as the rounding of the scores themselves.
+        size = problem.base.keep(scores).abs().amax(-1) if scores.shape[-1] else scale
+        return scale * gap_tolerance(dtype) + 64 * torch.finfo(dtype).eps * (1 + size)
+
+    def gap_of(self, weights: Tensor) -> Tensor:
+        """The gap of other weights of the same rows, keys last, as an answer to this problem."""
+        scores = self.problem.exact_scores()
+        return self.regularizer.gap(scores, weights, self.dual, self.problem.base.detach())
+
+    def _rounding(self, p: Tensor) -> Tensor | float:
+        """What the gap cannot see: scores less their anchor are rounded, by half an ulp each.
+
+        A score that is off by d_i leaves weights short of the optimum by sum r_i d_i^2 / 2, r the
+        response. It matters where a large score meets a small mass: only a base can do that.
+        """
+        if self.problem.base.plain:
+            return 0.0
+        scores = self.problem.exact_scores()
+        base = self.problem.base.detach().to(scores.dtype)
+        response = self.regularizer.curvature(p.to(scores.dtype), base).response
+        ulp = torch.finfo(scores.dtype).eps / 2 * scores.abs()
+        return where(response > 0, response * ulp.square(), 0.0).sum(-1) / 2
 
     def hessian(self) -> Tensor:
         """dp/ds, (..., n, n): entry (i, j) is the change of weight i with score j."""
@@ -167,10 +229,10 @@ class Solution:
 
     @property
     def _failed(self) -> Tensor:
-        return (self.status == Status.NONFINITE.value) | (self.status == Status.INFEASIBLE.value)
+        return (self.outcome == Status.NONFINITE.value) | (self.outcome == Status.INFEASIBLE.value)
 
     def _row(self, values: Tensor) -> Tensor:
-        values = where(self.status != Status.EMPTY.value, values, -math.inf)
+        values = where(self.outcome != Status.EMPTY.value, values, -math.inf)
         return where(~self._failed, values, math.nan)
 
     def _shifted_total(self) -> Tensor:

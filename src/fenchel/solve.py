@@ -8,10 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, has, readable, where
+from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, has, readable, where
 from fenchel.priors import Base, Prior, expand_to, resolve
 from fenchel.regularizers.contract import Maximum, Regularizer
-from fenchel.solution import Problem, Solution, SolveError, Status
+from fenchel.solution import Problem, Solution, SolveError, Status, subtract_anchor
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -38,19 +38,19 @@ def solve(
     _check(scores, regularizer, dim)
     problem, status = _prepare(scores, base, dim, regularizer)
     maximum = regularizer.maximize(problem.scores, problem.base)
-    status = _final_status(status, maximum)
-    weights = _finish(maximum.weights, status).to(scores.dtype).movedim(-1, problem.axis)
+    outcome = _final_status(status, maximum)
+    weights = _finish(maximum.weights, outcome).to(scores.dtype).movedim(-1, problem.axis)
     solution = Solution(
         weights=weights,
-        threshold=_threshold(maximum.threshold + problem.shift, status),
-        status=status,
+        threshold=_threshold(maximum.threshold + problem.shift, outcome),
+        outcome=outcome,
         regularizer=_snapshot(regularizer),
         problem=problem,
         dual=maximum.dual,
         conjugate=maximum.potential,
     )
     if throw:
-        _raise_on_trouble(status)
+        _raise_on_trouble(solution.status)
     return solution
 
 
@@ -95,14 +95,16 @@ def _prepare(
     if isinstance(base, Prior) and axis != -1:
         raise ValueError(f"a prior needs the keys on the last axis, got dim={dim}; move them there")
     precision = compute_dtype(scores.dtype)
-    if isinstance(base, Tensor) and base.dtype == torch.float64:
-        precision = torch.float64  # masses beyond the range of float32 must not become 0 or inf
-    x = scores.movedim(axis, -1).to(precision)
+    if regularizer.takes_base and _has_masses(base):
+        # A large score and a small mass may cancel: float32 would round what remains of the two.
+        precision = certificate_dtype(scores.device)
+    given = scores.movedim(axis, -1)
+    x = given.to(precision)
     valid = regularizer.valid_rows(x)
     if base is None and _is_ordinary(x, valid):
         everything = Base.everything(x)
-        shift = regularizer.anchor(x, everything.allowed).detach()
-        ready = Problem(x - shift, everything, shift.squeeze(-1), axis)
+        shift = regularizer.anchor(x, everything).detach()
+        ready = Problem(x - shift, everything, shift.squeeze(-1), axis, given.detach())
         return ready, torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     if isinstance(base, Tensor) and axis != -1:
         base = expand_to(base, scores.shape, "base").movedim(axis, -1)
@@ -114,13 +116,19 @@ def _prepare(
     empty = ~live.any(-1)
     status = where(~empty, torch.zeros_like(broken, dtype=torch.long), Status.EMPTY.value)
     status = where(~broken, status, Status.NONFINITE.value)
-    shift = where(~empty.unsqueeze(-1), regularizer.anchor(x, live), 0.0).detach()
-    usable = live | (x.isfinite() & ~broken.unsqueeze(-1))
-    # Differences may overflow; a quarter of the range keeps later sums finite.
-    limit = torch.finfo(x.dtype).max / 4
-    centred = (where(usable, x, 0.0) - where(usable, shift.expand_as(x), 0.0)).clamp(-limit, limit)
     cleaned = _clean(measure, live) if regularizer.takes_base else Base(live)
-    return Problem(centred, cleaned, shift.squeeze(-1), axis), status
+    anchor = regularizer.anchor(where(live, x, 0.0), cleaned)
+    shift = where(~empty.unsqueeze(-1), anchor, 0.0).detach()
+    usable = live | (x.isfinite() & ~broken.unsqueeze(-1))
+    centred = subtract_anchor(x, shift, usable)
+    return Problem(centred, cleaned, shift.squeeze(-1), axis, given.detach()), status
+
+
+def _has_masses(base: Tensor | Prior | None) -> bool:
+    """Whether some allowed key may have another mass than one."""
+    if isinstance(base, Prior):
+        return not base.is_mask
+    return isinstance(base, Tensor) and base.dtype != torch.bool
 
 
 def _is_ordinary(x: Tensor, valid: Tensor) -> bool:

@@ -41,7 +41,7 @@ def tsallis_offset(
 ) -> tuple[Tensor, Tensor]:
     """(centre, rest) of the offset (of the threshold where eps > EDGE_ABOVE), each (..., 1).
 
-    Scores have row maximum 0 and dead keys at -inf; eps and tau are columns (..., 1).
+    Dead keys are at -inf, the others finite and of moderate size; eps and tau are columns (..., 1).
     """
     rows = torch.broadcast_shapes(scores.shape[:-1], eps.shape[:-1], tau.shape[:-1])
     s = scores.expand(*rows, -1)
@@ -87,25 +87,26 @@ def _bracket(s: Tensor, family: _Family, alive: Tensor) -> tuple[Tensor, Tensor,
     may lie closer to it than an ulp of either. High: all keys at the maximum carry the mass.
     """
     live = s > -torch.inf
+    top = torch.where(alive, s.amax(-1, keepdim=True), 0.0)
     if family.log_mass is None:
         total = live.sum(-1, keepdim=True).to(s.dtype).log()
-        centre = torch.zeros_like(total)
-        low = -_room(centre, family)
+        centre = top
+        low = -threshold_room(torch.zeros_like(total), family.eps, family.tau)
     else:
         total = torch.logsumexp(torch.where(live, family.log_mass, -torch.inf), -1, True)
-        room = _room(family.log_mass, family).clamp(max=torch.finfo(s.dtype).max / 16)
+        room = threshold_room(family.log_mass, family.eps, family.tau)
         best = torch.where(live, s - room, -torch.inf).argmax(-1, keepdim=True)
         centre, low = s.gather(-1, best), -room.gather(-1, best)
-    high = -_room(total, family) - centre
+    high = (top - centre) - threshold_room(total, family.eps, family.tau)
     centre, low, high = (torch.where(alive, x, 0.0) for x in (centre, low, high))
     return centre, torch.minimum(low, high), high
 
 
-def _room(log_mass: Tensor, family: _Family) -> Tensor:
+def threshold_room(log_mass: Tensor, eps: Tensor, tau: Tensor) -> Tensor:
     """Distance from a key of this mass, carrying everything, down to the offset or threshold."""
-    eps, tau = family.eps, family.tau
-    to_threshold = family.width * (-eps * log_mass).exp()
-    return torch.where(family.gentle, tau * power_ratio(-log_mass, eps), to_threshold)
+    to_threshold = tau / eps * (-eps * log_mass).exp()
+    room = torch.where(eps <= EDGE_ABOVE, tau * power_ratio(-log_mass, eps), to_threshold)
+    return room.clamp(max=torch.finfo(room.dtype).max / 16)
 
 
 def _within_reach(

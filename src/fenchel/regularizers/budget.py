@@ -76,13 +76,13 @@ class Budget(Regularizer):
         total = terms.sum(-1) + mass_gap(x, exactly(self.total(scores)))
         return where(~outside.any(-1), total, math.inf)
 
-    def anchor(self, scores: Tensor, live: Tensor) -> Tensor:
+    def anchor(self, scores: Tensor, base: Base) -> Tensor:
         """The ceil(k)-th largest score s: at t = s - 1 the keys up to it are full, at t = s those
         before it at most, so that the threshold lies within one of it."""
         if scores.shape[-1] == 0:
             return scores.new_full((*scores.shape[:-1], 1), -math.inf)
-        ranked = where(live, scores, -math.inf).sort(-1, descending=True).values
-        last = (live.sum(-1, keepdim=True) - 1).clamp(min=0)
+        ranked = base.keep(scores, -math.inf).sort(-1, descending=True).values
+        last = (base.allowed.sum(-1, keepdim=True) - 1).clamp(min=0)
         rank = per_row(self.k, scores, "k").detach().nan_to_num(1.0).ceil().long() - 1
         return ranked.gather(-1, torch.minimum(rank.clamp(min=0), last))
 

@@ -135,14 +135,26 @@ class Regularizer(ABC):
         """What the weights of a row sum to. (...) or broadcastable"""
         return torch.ones((), dtype=like.dtype, device=like.device)
 
-    def anchor(self, scores: Tensor, live: Tensor) -> Tensor:
+    def anchor(self, scores: Tensor, base: Base) -> Tensor:
         """The score that becomes zero: near the keys whose weight is decided, because differences
         from it are exact only for them. (..., n) -> (..., 1); -inf for a row without live keys"""
-        return masked_max(scores, live)
+        return masked_max(scores, base.allowed)
+
+    def scale(self, like: Tensor, base: Base) -> Tensor:
+        """The size of Omega in a row, which its gap is compared with. (...) or broadcastable"""
+        return torch.ones((), dtype=like.dtype, device=like.device)
 
     def valid_rows(self, like: Tensor) -> Tensor:
         """Rows whose parameters are in range, where Python could not look at them. (...)"""
         return torch.ones((), dtype=torch.bool, device=like.device)
+
+
+def leading_score(scores: Tensor, rank: Tensor, allowed: Tensor) -> Tensor:
+    """The score of the allowed key that ranks highest; -inf for a row without any. (..., 1)"""
+    if scores.shape[-1] == 0:
+        return scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    best = where(allowed, rank, -torch.inf).argmax(-1, keepdim=True)
+    return where(allowed.any(-1, keepdim=True), scores.gather(-1, best), -torch.inf)
 
 
 def balanced(moves: Tensor, slopes: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ class Fused(Regularizer):
             labels, signs = tv.tv_chain(s, lam, allowed)
             exact, bound = exactly(s), exactly(lam)
             smooth = tv.group_means(exact - bound * exactly(signs), labels)
-            edges = tv.chain_dual(exact, smooth, bound, allowed).unsqueeze(-2)
+            edges = tv.chain_dual(exact, smooth, bound, allowed, exactly(signs)).unsqueeze(-2)
             return labels, signs, edges, None
         labels, signs, right, down, settled = tv.tv_grid(
             self._on_grid(s),

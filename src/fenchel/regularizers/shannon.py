@@ -20,6 +20,7 @@ from fenchel.regularizers.contract import (
     check_parameter,
     exactly,
     in_range,
+    leading_score,
     mass_gap,
     per_row,
 )
@@ -77,6 +78,16 @@ class Shannon(Regularizer):
             log_optimum = log_optimum + exactly(log_mass)
         return (tau.squeeze(-1)) * (kl_terms(p, log_optimum, base.allowed).sum(-1) + mass_gap(p))
 
+    def anchor(self, scores: Tensor, base: Base) -> Tensor:
+        """The score of the heaviest key: a large score of hardly any mass decides nothing."""
+        if base.plain:
+            return super().anchor(scores, base)
+        tau = per_row(self.temperature, scores, "temperature")
+        return leading_score(scores, scores / tau + base.safe_log(), base.allowed)
+
+    def scale(self, like: Tensor, base: Base) -> Tensor:
+        return per_row(self.temperature, like, "temperature").squeeze(-1)
+
     def valid_rows(self, like: Tensor) -> Tensor:
         return in_range(per_row(self.temperature, like, "temperature"), 0.0, strict=True)
 
@@ -122,9 +133,10 @@ def _softmax_by_mass(
     log_mass = where(allowed, mass, 1.0).log()
     peak = masked_max((logits + log_mass).detach(), allowed)
     exponent = logits - where(live, peak, 0.0)
-    limit = exponent_limit(logits.dtype)
-    exponent = torch.where(allowed, exponent, exponent.clamp(max=limit))
-    terms = mass * exponent.exp()
+    # Where there is mass its logarithm joins the exponent: either factor alone may overflow.
+    inside = where(allowed, exponent + log_mass, 0.0).exp()
+    outside = mass * exponent.clamp(max=exponent_limit(logits.dtype)).exp()
+    terms = torch.where(allowed, inside, outside)
     total = where(live, terms.sum(-1, keepdim=True), 1.0)
     weights = where(live, terms / total, 0.0)
     return weights, where(live, total.log() + where(live, peak, 0.0), 0.0)

@@ -21,7 +21,7 @@ from fenchel._numerics import (
     readable,
     where,
 )
-from fenchel.kernels.tsallis import EDGE_ABOVE, tsallis_offset
+from fenchel.kernels.tsallis import EDGE_ABOVE, threshold_room, tsallis_offset
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -32,6 +32,7 @@ from fenchel.regularizers.contract import (
     check_parameter,
     exactly,
     in_range,
+    leading_score,
     mass_gap,
     one_hot,
     per_row,
@@ -76,12 +77,8 @@ class Tsallis(Regularizer):
             return Shannon(self.temperature).maximize(scores, base)
         eps = self._eps(scores)
         tau = per_row(self.temperature, scores, "temperature")
-        scaled, log_scale = _normalise(base, scores)
-        # nu = c nu' is the measure nu' at temperature tau c^(1 - alpha); masses of any size then
-        # meet in one range. At alpha = 1 the scale only shifts the potential.
-        raw_tau = tau * (-eps * log_scale).exp()
-        scaled_tau, fits = _in_range(raw_tau, base.plain)
-        if scores.dtype == torch.float32 and (self._may_be_steep or has(~fits)):
+        scaled, log_scale, scaled_tau, fits = self._scaled(scores, base)
+        if scores.dtype == torch.float32 and self._may_be_steep:
             return self._in_double(scores, base)
         rows = _Rows.of(scores, scaled, eps, scaled_tau, self._static_eps)
         weights, potential = rows.solution(tau, log_scale)
@@ -91,7 +88,7 @@ class Tsallis(Regularizer):
         return Maximum(weights, rows.threshold(), potential, rows.dual(), settled=settled)
 
     def _in_double(self, scores: Tensor, base: Base) -> Maximum:
-        """Slopes p^(2 - alpha) and wide bases leave the range of float32; the answer does not."""
+        """Slopes p^(2 - alpha) leave the range of float32; the answer does not."""
         exact = self.maximize(scores.double(), base.to(torch.float64))
         return exact._replace(
             weights=exact.weights.float(),
@@ -115,13 +112,39 @@ class Tsallis(Regularizer):
         assert dual.centre is not None
         p, s = exactly(weights), exactly(scores)
         eps, tau = self._eps(s).detach(), per_row(self.temperature, s, "temperature").detach()
-        plain = base.plain
-        base, log_scale = _normalise(base.to(s.dtype), s)
-        scaled_tau, fits = _in_range(tau * (-eps * log_scale).exp(), plain)
+        base, _, scaled_tau, fits = self._scaled(s, base.to(s.dtype))
+        scaled_tau = scaled_tau.detach()
         centre, rest = (exactly(x).unsqueeze(-1) for x in (dual.centre, dual.offset))
         rows = _Rows(s, base, eps, scaled_tau, self._static_eps, centre, rest)
         keys = scaled_tau.squeeze(-1) * rows.fenchel_young_terms(p).sum(-1)
-        return where(fits.squeeze(-1), keys + tau.squeeze(-1) * mass_gap(p), math.inf)
+        total = keys + torch.maximum(scaled_tau, tau).squeeze(-1) * mass_gap(p)
+        return where(fits.squeeze(-1), total, math.inf)
+
+    def anchor(self, scores: Tensor, base: Base) -> Tensor:
+        """The score of the key that, alone, would put the threshold highest."""
+        if self._is_softmax:
+            return Shannon(self.temperature).anchor(scores, base)
+        if base.plain:
+            return super().anchor(scores, base)
+        scaled, _, tau, _ = self._scaled(scores, base)
+        log_mass = torch.as_tensor(scaled.safe_log())
+        room = threshold_room(log_mass, self._eps(scores), tau)
+        return leading_score(scores, scores - room, base.allowed)
+
+    def scale(self, like: Tensor, base: Base) -> Tensor:
+        """The temperature, or the larger one that small masses amount to."""
+        tau = per_row(self.temperature, like, "temperature")
+        return torch.maximum(tau, self._scaled(like, base)[2]).squeeze(-1)
+
+    def _scaled(self, like: Tensor, base: Base) -> tuple[Base, Tensor, Tensor, Tensor]:
+        """(nu', log c, tau', where tau' is in range): nu' has largest mass one.
+
+        nu = c nu' is the measure nu' at temperature tau' = tau c^(1 - alpha), so that masses of any
+        size meet in one range. At alpha = 1 the scale only shifts the potential.
+        """
+        tau = per_row(self.temperature, like, "temperature")
+        scaled, log_scale = _normalise(base, like)
+        return scaled, log_scale, *_in_range(tau * (-self._eps(like) * log_scale).exp(), base.plain)
 
     def valid_rows(self, like: Tensor) -> Tensor:
         return in_range(self._eps(like), 0.0) & Shannon(self.temperature).valid_rows(like)

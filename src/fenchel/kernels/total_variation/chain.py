@@ -40,7 +40,11 @@ def chain_solution(scores: Tensor, strength: Tensor, allowed: Tensor | None = No
 
 
 def chain_dual(
-    scores: Tensor, x: Tensor, strength: Tensor, allowed: Tensor | None = None
+    scores: Tensor,
+    x: Tensor,
+    strength: Tensor,
+    allowed: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> Tensor:
     """The dual of `x`: w with |w| <= lam and D^T w as near s - x as a walk along the chain allows.
 
@@ -51,12 +55,15 @@ def chain_dual(
     tensor([1., 0.])
 
     scores, x: (..., n).  strength: (..., 1).  allowed: bool (..., n) or None.
+    signs: those of `tv_chain`, where x comes from it; the jumps they stand for are then not lost in
+    the rounding of towering scores.
     Returns (..., n): w_i on the edge (i, i+1), zero where there is no edge (so always at n-1).
     """
     allowed = or_everywhere(allowed, scores)
     x, scores = (torch.where(allowed, v, 0) for v in (x, scores))
     bound = torch.where(edges(allowed, -1), strength, 0)
-    walk = _clamped_walk(x - scores, -bound, bound)
+    jumps = strength * torch.where(allowed, signs, 0) if signs is not None else 0.0
+    walk = _clamped_walk((x - (scores - jumps)) - jumps, -bound, bound)
     # Where x jumps the gap is linear in the rounding of w, elsewhere quadratic: so w is put on
     # its bound exactly where only rounding keeps it away.
     slope = x.roll(-1, -1) - x
