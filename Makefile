@@ -12,7 +12,7 @@ ALSO_WITHOUT := tests/contracts tests/peers tests/nn tests/hf tests/continuous t
 .PHONY: demo test test-slow lint bench docs clean
 
 demo: $(STAMP) $(MINILM)/config.json  ## the tour, and an audit of a real model
-	$(BIN)/fenchel tour --out build/tour
+	$(BIN)/python -m papers tour --out build/tour
 	$(BIN)/fenchel audit $(MINILM) --texts examples/sentences.txt --probe 8 --out build/audit
 
 test: lint  ## lint, types, and the quick tests, with the native kernels and without
@@ -28,10 +28,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## measured ratios, into results/
-	$(BIN)/fenchel bench maps --out results/bench_maps.json
-	$(BIN)/fenchel bench attention --out results/bench_attention.json
-	$(BIN)/fenchel bench integrals --out results/bench_integrals.json
-	$(BIN)/fenchel bench continuous --out results/bench_continuous.json
+	$(BIN)/python -m benchmarks maps --out results/bench_maps.json
+	$(BIN)/python -m benchmarks attention --out results/bench_attention.json
+	$(BIN)/python -m benchmarks integrals --out results/bench_integrals.json
+	$(BIN)/python -m benchmarks continuous --out results/bench_continuous.json
 
 docs: $(DOCS_STAMP)  ## the site, into build/docs; runs the code of every page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
@@ -41,7 +41,7 @@ clean:
 	rm -rf .venv build dist src/fenchel.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-NATIVE := setup.py $(wildcard src/fenchel/kernels/native/*)
+NATIVE := setup.py $(wildcard src/fenchel/_kernels/native/*)
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv .venv

@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path("src/fenchel/kernels/native")
+NATIVE = Path("src/fenchel/_kernels/native")
 FLAGS = [
     "-O3",
     "-std=c++17",
@@ -54,7 +54,7 @@ class build_native(build_ext):
 setup(
     ext_modules=[
         Extension(
-            "fenchel.kernels._native",
+            "fenchel._kernels._native",
             sources=[str(NATIVE / "entry.cpp"), str(NATIVE / "variant.cpp")],
             depends=[str(path) for path in sorted(NATIVE.glob("*.h"))],
             optional=True,

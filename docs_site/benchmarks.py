@@ -1,4 +1,4 @@
-"""The tables of the benchmarks, from the JSON that `fenchel bench` wrote."""
+"""The tables of the benchmarks, from the JSON that `python -m benchmarks` wrote."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks import attention_summary, continuous, dual, integrals, maps, wasserstein
+from benchmarks import pictures as measured
+from benchmarks.attention_summary import digits
+from benchmarks.tables import Listing
 from docs_site.snippets import Picture
 from docs_site.tables import table
-from fenchel.bench import attention_summary, continuous, dual, integrals, maps, wasserstein
-from fenchel.bench.attention_summary import digits
-from fenchel.bench.tables import Listing
-from fenchel.report import measured
-from fenchel.report.chapters import attention as attention_chapter
+from papers.tour.chapters import attention as attention_chapter
 
 Document = dict[str, Any]
 Listings = Callable[[Document], list[Listing]]
@@ -35,7 +35,7 @@ class Bench:
 
 def _steps(document: Document) -> list[Listing]:
     """Needs what the experiments need, so it is asked for only where there are results."""
-    from fenchel.experiments import throughput
+    from papers.experiments import throughput
 
     return throughput.listings(document)
 
@@ -89,35 +89,37 @@ def _memory_listing(document: Document) -> Listing:
 
 
 BENCHES = {
-    "maps": Bench("fenchel bench maps", map_listings),
+    "maps": Bench("python -m benchmarks maps", map_listings),
     "attention": Bench(
-        "fenchel bench attention",
+        "python -m benchmarks attention",
         attention_listings,
         "Time of attention relative to torch's own, by the number of tokens",
         attention_chapter.save_picture,
     ),
     "integrals": Bench(
-        "fenchel bench integrals",
+        "python -m benchmarks integrals",
         integrals.listings,
         "Largest error of the integrals by the number of nodes along the angle",
     ),
     "continuous": Bench(
-        "fenchel bench continuous",
+        "python -m benchmarks continuous",
         continuous.listings,
         "Forward time of a transformer layer by the number of tokens",
     ),
     "dual": Bench(
-        "fenchel bench dual --model build/models/minilm --text story.txt",
+        "python -m benchmarks dual --model build/models/minilm --text story.txt",
         dual.listings,
         "Seconds to exact estimates by the reliability, for each method",
     ),
     "wasserstein": Bench(
-        "fenchel bench wasserstein",
+        "python -m benchmarks wasserstein",
         wasserstein.listings,
         "Milliseconds of one Wasserstein-1 distance by the number of atoms",
     ),
     "steps": Bench(
-        "fenchel bench steps", _steps, "Training steps a second of each attention, softmax = 1"
+        "python -m papers experiment throughput",
+        _steps,
+        "Training steps a second of each attention, softmax = 1",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The page of the ledger, from the JSON that `fenchel claims --json` wrote."""
+"""The page of the ledger, from the JSON that `python -m papers claims --json` wrote."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from docs_site.tables import table
-from fenchel.claims import PAPERS, Verdict, listed
+from papers.claims import PAPERS, Verdict, listed
 
 Entry = dict[str, Any]
 
-COMMAND = "fenchel claims --json results/ledger.json"
+COMMAND = "python -m papers claims --json papers/results/ledger.json"
 _ABSENT = "–"
 _EXPLAINED = (Verdict.REFUTED.value, Verdict.CORRECTED.value, Verdict.CONTRADICTED.value)
 

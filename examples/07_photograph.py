@@ -22,7 +22,7 @@ from torch import Tensor
 
 import fenchel as fl
 from fenchel import continuous as fc
-from fenchel.report import attention_map
+from fenchel.lens.pictures import attention_map
 
 GRID = 14
 WIDTH = 0.2  # of the kernel that compares colours

@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 import fenchel as fl
+from benchmarks import maps
 from fenchel import __main__ as entry
-from fenchel.bench import machine, maps
+from fenchel import _info as machine
+from fenchel._kernels import library
 from fenchel.cli import app
-from fenchel.kernels import library
-from fenchel.report import chapters
-from fenchel.report.chapter import Chapter, Tour
+from papers.tour import chapters
+from papers.tour.chapter import Chapter, Tour
 
 run = CliRunner().invoke
 
@@ -102,7 +103,7 @@ def test_bench_refuses_no_rows() -> None:
 class _Stub:
     """A chapter that costs nothing."""
 
-    __name__ = "fenchel.report.chapters.stub"
+    __name__ = "papers.tour.chapters.stub"
     ORDER = 1
 
     def chapter(self, tour: Tour) -> Chapter:
@@ -152,7 +153,7 @@ def test_missing_extra_is_explained(
 def test_other_missing_modules_are_not_explained_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "fenchel.cli")
     monkeypatch.delattr(fl, "cli")
-    monkeypatch.setitem(sys.modules, "fenchel.bench.machine", None)
+    monkeypatch.setitem(sys.modules, "fenchel._info", None)
     monkeypatch.delattr(fl.bench, "machine")
     with pytest.raises(ModuleNotFoundError):
         entry.main()

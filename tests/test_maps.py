@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel.kernels import library
-from fenchel.kernels.rows import tsallis_weights, tsallis_weights_backward
+from fenchel._kernels import library
+from fenchel._kernels.rows import tsallis_weights, tsallis_weights_backward
 
 ALPHAS = [1.01, 1.2, 1.25, 1.3, 1.5, 1.7, 2.0]
 
@@ -38,7 +38,7 @@ def test_the_native_operator_is_what_runs(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("through solve")
 
-    monkeypatch.setattr("fenchel.maps.solve", refuse)
+    monkeypatch.setattr("fenchel._maps.solve", refuse)
     scores = torch.randn(3, 9)
     assert fl.sparsemax(scores).equal(tsallis_weights(scores, 1.0))
     monkeypatch.setattr(library._State, "enabled", False)

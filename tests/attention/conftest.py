@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(params=["native", "torch"])
 def kernels(request, monkeypatch):
     """The name of the path."""
-    library = sys.modules.get("fenchel.kernels.library")
+    library = sys.modules.get("fenchel._kernels.library")
     if library is not None:
         monkeypatch.setattr(library._State, "enabled", request.param == "native")
         if request.param == "native" and library.native() is None:
@@ -19,5 +19,5 @@ def kernels(request, monkeypatch):
 @pytest.fixture
 def tiles(monkeypatch):
     """A function that sets how many scores a tile holds; it has sixteen rows at least."""
-    module = sys.modules["fenchel.attention.tiled"]  # fenchel.attention itself is the function
+    module = sys.modules["fenchel._attention.tiled"]  # fenchel.attention itself is the function
     return lambda size: monkeypatch.setattr(module, "TILE", size)

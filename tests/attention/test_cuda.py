@@ -27,7 +27,7 @@ def calls(monkeypatch):
     package.__spec__ = importlib.machinery.ModuleSpec("adasplash", None)
     package.adasplash = adasplash
     monkeypatch.setitem(sys.modules, "adasplash", package)
-    monkeypatch.setattr(sys.modules["fenchel.attention.cuda"], "DEVICE", "cpu")
+    monkeypatch.setattr(sys.modules["fenchel._attention.cuda"], "DEVICE", "cpu")
     return seen
 
 

@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 import fenchel as fl
-from fenchel.attention import recomputation
+from fenchel._attention import recomputation
 from tests.attention.cases import draw, largest_difference
 
 pytestmark = pytest.mark.usefixtures("kernels")

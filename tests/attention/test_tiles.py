@@ -104,7 +104,7 @@ def test_the_last_tile_may_be_short(queries, tiles):
 
 def test_a_tile_that_forgets_its_position_is_noticed(tiles, monkeypatch):
     """The comparison above fails if a tile believes that it is the first."""
-    from fenchel.attention.call import Call
+    from fenchel._attention.call import Call
 
     tiles(SMALL)
     cut = Call.tile
@@ -181,7 +181,7 @@ def test_the_watch_sees_a_dense_computation():
 @pytest.fixture
 def small_room(monkeypatch):
     """The kernels save ROOM keys a row, more than this test has keys."""
-    monkeypatch.setattr(sys.modules["fenchel.kernels.attention"], "ROOM", 8)
+    monkeypatch.setattr(sys.modules["fenchel._kernels.attention"], "ROOM", 8)
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])

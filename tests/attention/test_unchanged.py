@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel.attention.unchanged import Unchanged
+from fenchel._attention.unchanged import Unchanged
 from tests.attention.cases import draw
 from tests.attention.test_tiles import CASES, SMALL
 
@@ -147,7 +147,7 @@ def test_every_tensor_that_a_tile_reads(name, tiles):
 
 def test_the_seed_of_dropout(tiles, monkeypatch):
     seed = torch.tensor(5)
-    monkeypatch.setattr(sys.modules["fenchel.attention.call"], "_seed", lambda _: seed)
+    monkeypatch.setattr(sys.modules["fenchel._attention.call"], "_seed", lambda _: seed)
     tiles(SMALL)
     output, _ = attend("alpha", dropout_p=0.5)
     output.sum().backward(retain_graph=True)

@@ -5,8 +5,9 @@ import xml.etree.ElementTree as etree
 import pytest
 
 pytest.importorskip("latex2mathml", reason='formulas need it: pip install -e ".[docs]"')
-from docs_site.formulas import FormulaError, Formulas
 from markdown import markdown
+
+from docs_site.formulas import FormulaError, Formulas
 
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs_site import benchmarks, ledger
-from fenchel.claims import PAPERS, listed
+from papers.claims import PAPERS, listed
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -28,7 +28,7 @@ def cells(html):
 def test_every_stored_benchmark_has_tables_its_command_and_its_machine(name):
     text, pictures = benchmarks.section(name, RESULTS, "benchmarks")
     document = json.loads((RESULTS / f"bench_{name}.json").read_text())
-    assert f"$ fenchel bench {name}" in text
+    assert f"$ python -m benchmarks {name}" in text
     assert f"--out results/bench_{name}.json" in text
     assert f"torch {document['machine']['torch']}" in text
     rows = cells(text)
@@ -64,7 +64,7 @@ def test_the_figures_are_the_stored_ones():
 def test_a_benchmark_that_was_not_run_says_how(tmp_path):
     text, pictures = benchmarks.section("steps", tmp_path, "b")
     assert "Not measured yet" in text
-    assert "$ fenchel bench steps --out results/bench_steps.json" in text
+    assert "$ python -m papers experiment throughput --out papers/results/bench_steps.json" in text
     assert pictures == []
     with pytest.raises(ValueError, match="no benchmark 'nothing'"):
         benchmarks.section("nothing", tmp_path, "b")
@@ -158,7 +158,7 @@ def test_what_does_not_hold_is_explained(stored):
 def test_an_absent_file_says_how_it_is_made(tmp_path):
     text = ledger.section(tmp_path / "ledger.json")
     assert "have not been run here" in text
-    assert "$ fenchel claims --json results/ledger.json" in text
+    assert "$ python -m papers claims --json papers/results/ledger.json" in text
 
 
 def test_a_file_of_another_ledger_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.optimize import linprog, minimize
 
+from fenchel._solution import Status
 from fenchel.dual.estimate import estimate
 from fenchel.dual.transport import (
     dot_product_transport,
@@ -17,7 +18,6 @@ from fenchel.dual.transport import (
     transport_first_order,
     true_preference,
 )
-from fenchel.solution import Status
 
 DOUBLE = torch.float64
 # By name: `fenchel.dual.transport` is also the function.

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from fenchel._solution import Status
 from fenchel.dual.transport import (
     dot_product_transport,
     transport,
     transport_first_order,
     true_preference,
 )
-from fenchel.solution import Status
 from tests.dual.test_transport import DOUBLE, MODULES, draw
 
 NUMBERS = ("multiplier", "weights", "mean", "objective", "dual_value", "prior_mean")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel.solution import SolveError
+from fenchel._solution import SolveError
 from tests.families import FAMILIES
 
 CUBE = torch.zeros(4, 4, 6, 6)

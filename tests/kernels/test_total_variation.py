@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fenchel.kernels.total_variation import (
+from fenchel._kernels.total_variation import (
     chain_dual,
     chain_solution,
     components,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fenchel import lens
-from fenchel.certificates import local_lipschitz
+from fenchel.bounds import local_lipschitz
 from fenchel.lens import constants as module
 from fenchel.lens.recognise import attentions
 from tests.lens.models import model_of

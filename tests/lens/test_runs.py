@@ -83,7 +83,7 @@ def test_runs_at_several_scalings_are_kept(folder, text, tmp_path):
 def test_help_shows_an_example():
     for command in (["lens"], ["lens", "deviation"]):
         output = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "120"}).output
-        assert "Example: fenchel lens deviation" in " ".join(output.split())
+        assert "Example: python -m papers study deviation" in " ".join(output.split())
     for word in ("parameter", "Layers count from 1", "the extras hf and report"):
         assert word in " ".join(output.replace("│", " ").split())
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
+from fenchel._solution import Status
 from fenchel.measures import Empirical, maximum_entropy
-from fenchel.solution import Status
 
 from .draws import F64, close, generator, measure, normal, shares
 

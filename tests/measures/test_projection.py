@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fenchel._solution import SolveError
 from fenchel.measures import (
     Deterministic,
     Diracs,
@@ -15,7 +16,6 @@ from fenchel.measures import (
     Softmatch,
     maximum_entropy,
 )
-from fenchel.solution import SolveError
 
 from .draws import F64, close, measure, normal
 

@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-import fenchel.certificates as fcert
+import fenchel.bounds as fcert
 import fenchel.nn as fnn
-from fenchel.certificates import modules as formulas
-from fenchel.certificates.self_attention import (
+from fenchel.bounds import modules as formulas
+from fenchel.bounds.self_attention import (
     Head,
     gaussian_attention_lipschitz,
     gaussian_constant,
@@ -69,7 +69,7 @@ def test_the_constant_holds_after_training(form):
     assert bound(layer, TOKENS) > 0.8  # the weights ask for more
     certificate = layer.certificate(TOKENS)
     assert certificate.bound == 0.8
-    found = fcert.attack(certificate, budget=5000)
+    found = bounds.attack(certificate, budget=5000)
     assert found.holds
     assert found.ratio <= 1
     assert found.ratio > 0.25, "the bound says little"
@@ -84,7 +84,7 @@ def test_the_constant_holds_after_every_step_even_of_a_wild_optimizer(form):
         optimizer.zero_grad()
         layer(x).square().sum().neg().backward()
         optimizer.step()
-        found = fcert.attack(layer.certificate(TOKENS), budget=1500)
+        found = bounds.attack(layer.certificate(TOKENS), budget=1500)
         assert found.observed <= 0.5
 
 
@@ -92,24 +92,24 @@ def test_the_constant_holds_after_every_step_even_of_a_wild_optimizer(form):
 def test_an_attack_finds_a_wrong_normalisation(form, monkeypatch):
     """The largest entry of a matrix in place of its norm."""
     layer = make(form)
-    assert fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+    assert bounds.attack(layer.certificate(TOKENS), budget=3000).holds
     monkeypatch.setattr(formulas, "_spectral", lambda m: m.abs().amax((-2, -1)) / WIDTH)
-    assert not fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+    assert not bounds.attack(layer.certificate(TOKENS), budget=3000).holds
 
 
 def test_an_attack_finds_that_the_number_of_tokens_was_forgotten(monkeypatch):
     layer = make()
     monkeypatch.setattr(formulas, "gaussian_constant", lambda n: 1.0)
-    assert not fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+    assert not bounds.attack(layer.certificate(TOKENS), budget=3000).holds
 
 
 def test_an_attack_finds_that_the_output_was_not_divided(monkeypatch):
     for form in FORMS:
         layer = make(form)
         layer.constant = bound(layer, TOKENS) / 20
-        assert fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+        assert bounds.attack(layer.certificate(TOKENS), budget=3000).holds
         monkeypatch.setattr(module, "shrinking", lambda bounds, constant: torch.ones_like(bounds))
-        assert not fcert.attack(layer.certificate(TOKENS), budget=3000).holds
+        assert not bounds.attack(layer.certificate(TOKENS), budget=3000).holds
         monkeypatch.undo()
 
 
@@ -121,7 +121,7 @@ def test_weights_that_need_less_are_left_as_they_are(form):
     frozen = torch.ones(1, 1, 1, dtype=torch.float64)
     x = draw(BATCH, TOKENS, WIDTH)
     torch.testing.assert_close(layer(x), layer._mapped(x, None, frozen))
-    assert fcert.attack(certificate, budget=2000).holds
+    assert bounds.attack(certificate, budget=2000).holds
 
 
 @by_form
@@ -160,7 +160,7 @@ def test_feed_forward_keeps_its_constant():
     torch.manual_seed(0)
     for activation in (None, torch.nn.ReLU()):
         layer = LipschitzFeedForward(WIDTH, constant=0.7, activation=activation)
-        found = fcert.attack(layer.certificate(3), budget=2000)
+        found = bounds.attack(layer.certificate(3), budget=2000)
         assert found.holds
         assert found.ratio > 0.3
     with pytest.raises(TypeError, match=r"GELU's and SiLU's reach 1\.13"):

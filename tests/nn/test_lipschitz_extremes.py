@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-import fenchel.certificates as fcert
-from fenchel.certificates import modules as formulas
+import fenchel.bounds as fcert
+from fenchel.bounds import modules as formulas
 from fenchel.nn.lipschitz import DotForm, GaussianForm, LipschitzAttention, LipschitzFeedForward
 from fenchel.nn.universal import UniversalTransformer
 
@@ -51,7 +51,7 @@ def test_factors_that_cancel_do_not_hide_the_constant():
     layer = cancelling(VALUE, OUTPUT, 0.9)
     certificate = layer.certificate(2)
     assert certificate.bound == 0.9
-    found = fcert.attack(certificate, budget=300)
+    found = bounds.attack(certificate, budget=300)
     assert found.holds
     assert found.observed > 0
     raw = float(layer.heads.bound(layer.output.detach(), [1]).detach())
@@ -92,7 +92,7 @@ def test_weights_of_any_size(form, scale):
     x = draw(2, 5, 8)
     certificate = layer.certificate(5)
     assert 0 < certificate.bound <= 0.9
-    found = fcert.attack(certificate, budget=300)
+    found = bounds.attack(certificate, budget=300)
     assert found.holds
     assert 0 < found.ratio <= 1
     made = layer(x)

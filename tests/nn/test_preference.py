@@ -10,13 +10,13 @@ from torch.nn import functional as F
 
 import fenchel.nn as fnn
 from fenchel import dual
+from fenchel._solution import Status
 from fenchel.nn.preference import (
     ContentPreference,
     LearnedReliability,
     PositionPreference,
     UniformPreference,
 )
-from fenchel.solution import Status
 from tests.nn.pairs import assert_equal
 from tests.nn.preference_layers import (
     BATCH,

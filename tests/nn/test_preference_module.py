@@ -6,6 +6,7 @@ import doctest
 import pytest
 import torch
 
+from fenchel._solution import Status
 from fenchel.nn import preference as module
 from fenchel.nn.preference import (
     ContentPreference,
@@ -13,7 +14,6 @@ from fenchel.nn.preference import (
     PositionPreference,
     PreferenceAttention,
 )
-from fenchel.solution import Status
 from tests.nn.pairs import assert_equal
 from tests.nn.preference_layers import (
     BATCH,

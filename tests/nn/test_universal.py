@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 
-import fenchel.certificates as fcert
+import fenchel.bounds as fcert
 import fenchel.nn as fnn
+from fenchel._solution import Status
 from fenchel.nn import lipschitz
 from fenchel.nn import universal as module
 from fenchel.nn.lipschitz import DotForm, GaussianForm, LipschitzAttention, LipschitzFeedForward
 from fenchel.nn.universal import FixedPoint, Iteration, UniversalTransformer
-from fenchel.solution import Status
 
 WIDTH, HEADS, BATCH, TOKENS = 6, 2, 3, 5
 FORMS = [GaussianForm(), DotForm(2.0)]
@@ -153,11 +153,11 @@ def test_the_constant_is_that_of_the_block(monkeypatch):
             x = draw(BATCH, TOKENS, WIDTH)
             made = certificate.trials.function(x)
             torch.testing.assert_close(made, one_step(layer, x, 0.0))
-            found = fcert.attack(certificate, budget=2000)
+            found = bounds.attack(certificate, budget=2000)
             assert found.holds
             assert found.ratio > 0.02
     monkeypatch.setattr(lipschitz, "shrinking", lambda bounds, constant: 10 / bounds)
-    assert not fcert.attack(make().certificate(TOKENS), budget=2000).holds
+    assert not bounds.attack(make().certificate(TOKENS), budget=2000).holds
 
 
 @by_memory

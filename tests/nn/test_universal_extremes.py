@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from fenchel._solution import Status
 from fenchel.nn.lipschitz import DotForm, LipschitzAttention, LipschitzFeedForward
 from fenchel.nn.universal import Iteration, UniversalTransformer
-from fenchel.solution import Status
 
 
 def averaging(constant, width=8, **solver):

@@ -12,7 +12,7 @@ import torch
 
 import fenchel as fl
 from fenchel import continuous, dual
-from fenchel.kernels import library
+from fenchel._kernels import library
 
 
 def check(holds, what):

@@ -163,7 +163,7 @@ class _Job:
         self.minutes = 0  # that were said
         self.errors = Console(stderr=True, soft_wrap=True, quiet=not team.main)
         if team.main:  # what is missing is said before the work
-            from fenchel.report.audit import save_figures, write
+            from fenchel.lens.page import save_figures, write
 
             self.save_figures, self.write_page = save_figures, write
 
@@ -268,7 +268,7 @@ class _Job:
 
     def write(self, found: Audit) -> None:
         """Each file whole or not at all; what an earlier run left is replaced."""
-        from fenchel._files import write_whole
+        from fenchel.lens.files import write_whole
 
         recipe, summary, document = found.recipe(), found.summary(), found.document()
         write_whole(self.out / "heads.csv", found.to_csv().encode())
@@ -382,7 +382,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def _check_writable(folder: Path) -> None:
     """Before the work, so that nobody waits an hour for an error."""
-    from fenchel._files import write_whole
+    from fenchel.lens.files import write_whole
 
     probe = folder / f".writable.{os.getpid()}"
     try:

@@ -17,7 +17,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fenchel._kernels import continuous as kernels
 from fenchel._numerics import check_whole, transformed, where
+from fenchel._solve import solve
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian, Paraboloid
 from fenchel.continuous.mixture import Mixture, log_mixing
@@ -28,9 +30,7 @@ from fenchel.continuous.moments import (
     moments_with_floor,
     normalised,
 )
-from fenchel.kernels import continuous as kernels
 from fenchel.regularizers import Regularizer, Shannon
-from fenchel.solve import solve
 
 Family = type[Gaussian] | type[Paraboloid]
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fenchel._kernels import continuous as kernels
 from fenchel._numerics import certificate_dtype, log1p_ratio, readable, transformed
 from fenchel.continuous import ball, matrices, tsallis
 from fenchel.continuous.ball import Rule
-from fenchel.kernels import continuous as kernels
 
 _MOST_AXES = 3  # the number of nodes grows as a power of it
 _MOST = 2**22  # nodes worked on at a time

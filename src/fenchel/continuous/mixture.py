@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from fenchel._numerics import check_tensor, has, where
+from fenchel._solve import solve
 from fenchel.continuous.densities import NO_CDF, Density
 from fenchel.continuous.support import Union
 from fenchel.regularizers import Regularizer
-from fenchel.solve import solve
 
 
 class Mixture(Distribution):

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._kernels.operators import register_vmap
 from fenchel._numerics import check_whole, transformed, where
+from fenchel._solution import Status
 from fenchel.dual import newton
 from fenchel.dual.problem import Problem, make_problem
 from fenchel.dual.result import Estimate, Unrounded
-from fenchel.kernels.operators import register_vmap
-from fenchel.solution import Status
 
 # CLAIMS D-E3, D-T1.
 TOLERANCE = 1e-26  # of the gap, which is the square of what the weights are off by

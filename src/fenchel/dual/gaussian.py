@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has
+from fenchel._solution import Status
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian
 from fenchel.continuous.mixture import Mixture, log_mixing
 from fenchel.dual.estimate import TOLERANCE
 from fenchel.dual.problem import broadcast, checked_reliability
 from fenchel.dual.result import Estimate, Unrounded
-from fenchel.solution import Status
 
 _LINES, _FALL = 50, 1e-4
 _ASYMMETRY = 1e-4  # of a covariance, relative to its size: more is a mistake, less is averaged out

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
-from fenchel.solution import Status
+from fenchel._solution import Status
 
 _LINES = 50  # halvings of a step before it is given up as lost in rounding
 _FALL = 1e-4  # of what the slope promises

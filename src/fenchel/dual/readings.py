@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
+from fenchel._solution import Status
 from fenchel.dual.estimate import curvature_solve, estimate
 from fenchel.dual.problem import (
     Problem,
@@ -27,7 +28,6 @@ from fenchel.dual.problem import (
     make_problem,
 )
 from fenchel.dual.result import Estimate
-from fenchel.solution import Status
 
 # CLAIMS D-MEM, D-E27..30.
 _SEARCH = 80  # steps for the reliability; bisection alone halves its logarithm's bracket each time

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
+from fenchel._solution import Status
 from fenchel.dual.problem import broadcast
-from fenchel.solution import Status
 
 _ROUNDINGS = 16  # of the terms of a mean that may add up
 _REMEDIES = {

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fenchel._kernels.operators import register_vmap
 from fenchel._numerics import check_whole, transformed, where
+from fenchel._solution import Status
 from fenchel.dual.result import Estimate, Unrounded
 from fenchel.dual.transport_attention import dot_product_transport
 from fenchel.dual.transport_newton import ENOUGH, MOST, Rows, maximise
 from fenchel.dual.transport_problem import TransportProblem, make_transport
-from fenchel.kernels.operators import register_vmap
-from fenchel.solution import Status
 
 __all__ = [
     "TruePreference",

@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fenchel._attention import attention
+from fenchel._kernels import average
 from fenchel._numerics import check_tensor, compute_dtype, full_precision, where
-from fenchel.attention import attention
 from fenchel.dual.problem import (
     Layout,
     check_finite,
@@ -26,7 +27,6 @@ from fenchel.dual.problem import (
     shared_templates,
 )
 from fenchel.dual.transport_problem import broadcast_batch, spread
-from fenchel.kernels import average
 
 # CLAIMS D-S9dot.
 _ENTRIES = 2**22  # numbers of the queries that are held at once

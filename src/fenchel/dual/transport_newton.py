@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
-from fenchel.solution import Status
+from fenchel._solution import Status
 
 _ENTRIES = 2**18  # numbers of the largest temporary
 _CACHED = 2**17  # numbers of the plans that are gone through together

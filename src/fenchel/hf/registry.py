@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.attention.call import check_regularizer
+from fenchel._attention.call import check_regularizer
 from fenchel.hf.library import AttentionInterface, AttentionMaskInterface
 from fenchel.hf.translate import Attention, HeldAttention
 from fenchel.regularizers import Regularizer, Shannon, Tsallis

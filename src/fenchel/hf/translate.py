@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fenchel._attention import attention
 from fenchel._numerics import compute_dtype, full_precision
-from fenchel.attention import attention
+from fenchel._solve import solve
 from fenchel.hf.library import active_collector
 from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import scaled_dot
-from fenchel.solve import solve
 
 # Arguments that change attention and that `fenchel.attention` cannot express.
 _REFUSED = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_whole
-from fenchel.certificates import (
+from fenchel.bounds import (
     Certificate,
     Head,
     attack,
@@ -21,7 +21,7 @@ from fenchel.certificates import (
     query_lipschitz,
     self_attention_lipschitz,
 )
-from fenchel.certificates.query import distances
+from fenchel.bounds.query import distances
 from fenchel.lens.inputs import Batch
 from fenchel.lens.problems import evaluating
 from fenchel.lens.recognise import Attention, Kind, attentions

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.solution import Status
+from fenchel._solution import Status
 
 MEASURES = ("multiplier", "mean", "mean_shift", "parameter")
 QUANTILES = (0.05, 0.25, 0.75, 0.95)

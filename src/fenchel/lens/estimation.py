@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
+from fenchel._solution import Status
 from fenchel.dual.problem import checked_reliability
 from fenchel.lens.deviations import MEASURES, PADDING, Deviations
 from fenchel.lens.inputs import Batch
 from fenchel.lens.problems import LayerProblem, check_scaling, layer_problems
 from fenchel.lens.recognise import Kind, attentions
-from fenchel.solution import Status
 
 _ENTRIES = 2**20  # numbers of the largest temporary of a group of sentences
 

@@ -1,4 +1,4 @@
-"""One audit from a folder and a text file to numbers that can be kept: `fenchel lens deviation`."""
+"""One study from a folder and a text file to numbers that can be kept."""
 
 from __future__ import annotations
 

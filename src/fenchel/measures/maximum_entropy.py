@@ -36,10 +36,10 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has, where
+from fenchel._solution import Status
 from fenchel.measures.empirical import Empirical
 from fenchel.measures.measure import Function, average, values_of
 from fenchel.measures.softmatch import check_measure, tilted
-from fenchel.solution import Status
 
 _NEAR = 1e-5  # of s: two more steps square it twice
 _SURE = 1e-3  # of the noise, beside s or 1

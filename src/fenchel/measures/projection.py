@@ -9,13 +9,13 @@ from typing import overload
 from torch import Tensor
 
 from fenchel._numerics import has
+from fenchel._solution import SolveError, Status
 from fenchel.measures.affine import Affine, map_name
 from fenchel.measures.empirical import Dirac, Empirical
 from fenchel.measures.gaussian import Gaussian
 from fenchel.measures.kernels import Kernel
 from fenchel.measures.maximum_entropy import maximum_entropy
 from fenchel.measures.measure import Function, Measure
-from fenchel.solution import SolveError, Status
 
 
 class Family(ABC):

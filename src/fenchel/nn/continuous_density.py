@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import compute_dtype, where
+from fenchel._solve import solve
 from fenchel.continuous import (
     Density,
     Gaussian,
@@ -15,7 +16,6 @@ from fenchel.continuous import (
     match_moments,
 )
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
-from fenchel.solve import solve
 
 
 class Member:

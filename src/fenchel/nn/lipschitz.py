@@ -18,8 +18,8 @@ from torch.nn import Identity, Module, Parameter, ReLU, Sigmoid, Tanh
 from torch.nn.init import xavier_uniform_
 
 from fenchel._numerics import check_tensor, check_whole, compute_dtype, full_precision, where
-from fenchel.certificates.certificate import Certificate
-from fenchel.certificates.modules import (
+from fenchel.bounds.certificate import Certificate
+from fenchel.bounds.modules import (
     Bounded,
     feed_forward_bound,
     layer_certificate,

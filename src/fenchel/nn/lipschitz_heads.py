@@ -16,7 +16,7 @@ from torch.nn import Module, Parameter
 from torch.nn.init import xavier_uniform_
 
 from fenchel._numerics import where
-from fenchel.certificates.modules import (
+from fenchel.bounds.modules import (
     dot_bound,
     gaussian_bound,
     into_ball,

@@ -10,14 +10,14 @@ from torch.nn import Linear, Module, Parameter
 from torch.nn import functional as F
 from torch.nn.init import xavier_normal_, xavier_uniform_, zeros_
 
+from fenchel._attention import attention
 from fenchel._numerics import check_tensor, check_whole, compute_dtype, full_precision
-from fenchel.attention import attention
+from fenchel._solve import solve
 from fenchel.nn.masks import lay_out_attn_mask, lay_out_padding, merge_masks
 from fenchel.nn.regularizer import as_module
 from fenchel.regularizers.contract import Regularizer
 from fenchel.regularizers.shannon import Shannon
 from fenchel.scores import scaled_dot
-from fenchel.solve import solve
 
 _SHANNON = Shannon()
 

@@ -20,6 +20,8 @@ from torch.nn import Linear, Module, Parameter
 from torch.nn import functional as F
 
 from fenchel import dual
+from fenchel._attention import attention
+from fenchel._attention.tiled import expectation
 from fenchel._numerics import (
     certificate_dtype,
     check_tensor,
@@ -28,8 +30,6 @@ from fenchel._numerics import (
     full_precision,
     where,
 )
-from fenchel.attention import attention
-from fenchel.attention.tiled import expectation
 from fenchel.dual import Estimate
 from fenchel.dual.problem import checked_reliability
 from fenchel.nn.masks import lay_out_attn_mask, lay_out_padding, merge_masks

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from fenchel._attention.call import check_regularizer
 from fenchel._numerics import check_whole
-from fenchel.attention.call import check_regularizer
 from fenchel.regularizers.contract import Regularizer, check_parameter
 from fenchel.regularizers.tsallis import Tsallis
 

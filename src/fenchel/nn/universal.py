@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fenchel._numerics import check_whole, full_precision, where
-from fenchel.certificates.certificate import Certificate, compose
-from fenchel.certificates.modules import Bounded, mix, mixed_bound
+from fenchel._solution import Status
+from fenchel.bounds.certificate import Certificate, compose
+from fenchel.bounds.modules import Bounded, mix, mixed_bound
 from fenchel.nn.extra_state import Numbered, as_numbers, check_numbers
 from fenchel.nn.lipschitz import (
     LipschitzAttention,
@@ -32,7 +33,6 @@ from fenchel.nn.lipschitz import (
     check_mask,
     working_dtype,
 )
-from fenchel.solution import Status
 
 Step = Callable[[Tensor], Tensor]
 

@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fenchel._kernels import total_variation as tv
 from fenchel._numerics import check_whole, dot, masked_max, where
-from fenchel.kernels import total_variation as tv
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
     Curvature,

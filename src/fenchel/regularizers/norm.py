@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fenchel._kernels.norm import norm_threshold
 from fenchel._numerics import dot, where
-from fenchel.kernels.norm import norm_threshold
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
     Curvature,

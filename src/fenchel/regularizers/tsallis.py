@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fenchel._kernels.tsallis import EDGE_ABOVE, threshold_room, tsallis_offset
 from fenchel._numerics import (
     dot,
     expm1_ratio,
@@ -21,7 +22,6 @@ from fenchel._numerics import (
     readable,
     where,
 )
-from fenchel.kernels.tsallis import EDGE_ABOVE, threshold_room, tsallis_offset
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
     Curvature,

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel._numerics import dot
+from fenchel._solution import Solution, Status
+from fenchel._solve import solve
 from fenchel.priors import Base
 from fenchel.regularizers.contract import Regularizer
-from fenchel.solution import Solution, Status
-from fenchel.solve import solve
 from fenchel.testing.optimality import assert_optimal, perturbed
 
 # Rounding of a few dozen float64 operations on numbers of order ten.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fenchel.solution import Solution, Status, gap_tolerance
+from fenchel._solution import Solution, Status, gap_tolerance
 
 __all__ = ["assert_optimal", "gap_tolerance", "perturbed"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fenchel as fl
 from fenchel import priors
-from fenchel.kernels import library
+from fenchel._kernels import library
 
 needs_library = pytest.mark.skipif(
     library._State.library is None,

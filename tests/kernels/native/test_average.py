@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from fenchel._kernels import average, library
+from fenchel._kernels.average import average_attention, average_attention_backward
 from fenchel.dual import dot_product_transport
-from fenchel.kernels import average, library
-from fenchel.kernels.average import average_attention, average_attention_backward
 from tests.kernels.native.cases import native, needs_library
 
 pytestmark = needs_library

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import fenchel.continuous as fc
+from fenchel._kernels import continuous as kernels
+from fenchel._kernels import library
 from fenchel.continuous import em, expectations
 from fenchel.continuous.ball import Rule
-from fenchel.kernels import continuous as kernels
-from fenchel.kernels import library
 from tests.kernels.native.cases import native, needs_library
 
 pytestmark = needs_library

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fenchel as fl
-import fenchel.kernels.attention as module
-from fenchel.kernels.attention import tsallis_attention, tsallis_attention_backward
+import fenchel._kernels.attention as module
+from fenchel._kernels.attention import tsallis_attention, tsallis_attention_backward
 from tests.kernels.native.cases import needs_library
 
 pytestmark = needs_library

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel.kernels import library
+from fenchel._kernels import library
 from tests.kernels.native.cases import needs_library
 
 pytestmark = needs_library
@@ -81,7 +81,7 @@ def test_in_a_loader():
 
 SCRIPT = """
 import torch, fenchel as fl
-from fenchel.kernels import library
+from fenchel._kernels import library
 x = torch.linspace(-1, 1, 2 * 9 * 8).reshape(1, 2, 9, 8)
 print(library.native() is None, "%.3f" % float(fl.attention(x, x, x, fl.Tsallis(1.5)).abs().sum()))
 """

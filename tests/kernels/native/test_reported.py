@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import fenchel as fl
 from fenchel import priors
-from fenchel.kernels import attention as kernels
+from fenchel._kernels import attention as kernels
 from tests.kernels.native.cases import native, needs_library
 
 pytestmark = needs_library

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fenchel import certificates
+from fenchel import bounds
 from fenchel.regularizers import Shannon
 from tests.lens.heads.reference import (
     Reference,
@@ -64,10 +64,10 @@ class Probe(Reference):
     def tightness(self, kind, layer, head, trials):
         seen = self.ran[self.probe[0]].seen[kind, layer]
         given = (seen.key[head], seen.value[head], Shannon(1 / seen.scaling))
-        certificate = certificates.query_lipschitz(*given)
+        certificate = bounds.query_lipschitz(*given)
         return (
             self.bounds(kind, layer, head)[self.probe[0]]
-            / certificates.attack(certificate, trials).observed
+            / bounds.attack(certificate, trials).observed
         )
 
     # ---- the loss

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.certificates import attack, query_lipschitz
+from fenchel.bounds import attack, query_lipschitz
 from fenchel.lens.estimation import deviation
 from fenchel.lens.heads.capture import Call, Choice, watch
 from fenchel.lens.heads.geometry import fisher_tallies, local_tallies

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fenchel._files import write_whole
+from fenchel.lens.files import write_whole
 from fenchel.lens.heads.tallies import Tallies
 
 _SETTINGS = "settings.json"

@@ -91,7 +91,7 @@ class Audit:
 
     def plot(self, column: str, kind: str | None = None) -> Any:
         """A matplotlib figure: the column as a map, layers down, heads across."""
-        from fenchel.report.audit import map_figure
+        from fenchel.lens.page import map_figure
 
         known = [one.name for one in self.columns()]
         if column not in known:
@@ -100,7 +100,7 @@ class Audit:
 
     def report(self, folder: str | Path) -> Path:
         """Write report.html, which needs nothing else, into the folder; its path."""
-        from fenchel.report.audit import write
+        from fenchel.lens.page import write
 
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)

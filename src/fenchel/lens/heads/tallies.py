@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
-from fenchel.certificates.query import query_bound
+from fenchel._solution import Status
+from fenchel._solve import solve
+from fenchel.bounds.query import query_bound
 from fenchel.dual import estimate, first_order
 from fenchel.lens.heads.capture import Call, normalised
 from fenchel.lens.heads.material import Tokens
 from fenchel.lens.heads.projection import Projection
 from fenchel.regularizers import Shannon, Tsallis
-from fenchel.solution import Status
-from fenchel.solve import solve
 
 BINS = 20
 REACH = 16  # tokens to either side, of the mass by offset

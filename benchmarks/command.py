@@ -1,0 +1,288 @@
+"""The commands of `python -m benchmarks`, one per benchmark."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import TaskProgressColumn
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks import attention, attention_summary, continuous, dual, integrals, maps, wasserstein
+from benchmarks.console import no_picture, shares, tell
+from fenchel.cli.shared import check_folder, progress_bar
+
+commands = typer.Typer(no_args_is_help=True, epilog="Example: python -m benchmarks maps --quick")
+
+_Out = Annotated[
+    Path | None,
+    typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
+]
+_Quick = Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")]
+
+
+@commands.command("maps", epilog="Example: python -m benchmarks maps --rows 256 --out maps.json")
+def bench_maps(
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of scores. [1024; quick: 64]")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Keys in a row. [1024; quick: 256]")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; the median is shown. [7; quick: 3]")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Above one only on an idle machine: waits go unnoticed.")
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write the figures as JSON.")
+    ] = None,
+    quick: _Quick = False,
+) -> None:
+    """Time every map, forward and forward+backward, as a ratio to torch.softmax."""
+    if out is not None:
+        check_folder(out.parent)
+    given = {"rows": rows, "length": length, "repeats": repeats}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    start = maps.QUICK if quick else maps.Settings()
+    settings = dataclasses.replace(start, threads=threads, **chosen)
+    with progress_bar() as progress:
+        task = progress.add_task("timing", total=maps.steps(settings))
+        report = maps.run(settings, lambda: progress.advance(task))
+    Console().print(_timing_table(report))
+    if report.warning:
+        Console(stderr=True).print(Text(report.warning, style="yellow"))
+    if out is not None:
+        out.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+        typer.echo(out)
+
+
+@commands.command(
+    "attention", epilog="Example: python -m benchmarks attention --quick --out attention.json"
+)
+def bench_attention(
+    largest: Annotated[
+        int | None, typer.Option(min=1, help="Leave longer sequences out. [16384; quick: 2048]")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of torch and of the kernels. (Default: as many as torch has.)"),
+    ] = None,
+    out: _Out = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short sequences, a minute.")] = False,
+) -> None:
+    """Time attention, forward and forward+backward, as a ratio to torch's own (SDPA).
+
+    Ours at several alphas and deviations of the scores, plain softmax, the entmax package and
+    FlexAttention in the same process, and the peak memory of each in a process of its own. The
+    full sweep takes about ten minutes on two idle cores.
+    """
+    if out is not None:
+        check_folder(out.parent)
+    sweep = dataclasses.replace(attention.QUICK if quick else attention.FULL, threads=threads)
+    if largest is not None:
+        try:
+            sweep = sweep.up_to(largest)
+        except ValueError as problem:
+            raise typer.BadParameter(str(problem), param_hint="--largest") from None
+    with progress_bar(TaskProgressColumn()) as progress:
+        task = progress.add_task("timing", total=1.0)
+        report = attention.run(
+            sweep, lambda what, share: progress.update(task, description=what, advance=share)
+        )
+    document = report.as_json()
+    _print_attention(document)
+    if out is not None:
+        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        typer.echo(out)
+        typer.echo(_attention_picture(document, out.with_suffix(".svg")))
+
+
+@commands.command(
+    "integrals", epilog="Example: python -m benchmarks integrals --quick --out integrals.json"
+)
+def bench_integrals(
+    out: _Out = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer integrals, seconds.")] = False,
+) -> None:
+    """Error and time of integrals over ellipses: adaptive, a hundred angles, and ours.
+
+    Expectations of Gaussians under truncated paraboloids in the plane, as in Table 4.1 of Farinhas,
+    Visual Attention with Sparse and Continuous Transformations (2021), and how the error falls with
+    the number of nodes. One thread; the full run takes about two minutes.
+    """
+    if out is not None:
+        check_folder(out.parent)
+    sweep = integrals.QUICK if quick else integrals.FULL
+    with progress_bar(TaskProgressColumn()) as progress:
+        report = integrals.run(sweep, shares(progress))
+    document = report.as_json()
+    tell(document, integrals.listings(document), out)
+
+
+@commands.command(
+    "continuous", epilog="Example: python -m benchmarks continuous --quick --out continuous.json"
+)
+def bench_continuous(
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of torch. (Default: as many as torch has.)")
+    ] = None,
+    out: _Out = None,
+    quick: _Quick = False,
+) -> None:
+    """Time continuous attention, mixtures and layers as ratios to what they replace.
+
+    Attention over a grid against softmax with the same head, batched EM against scikit-learn, a
+    layer on functions against one on tokens. The full run takes about three minutes.
+    """
+    if out is not None:
+        check_folder(out.parent)
+    chosen = continuous.QUICK if quick else continuous.FULL
+    with progress_bar(TaskProgressColumn()) as progress:
+        report = continuous.run(dataclasses.replace(chosen, threads=threads), shares(progress))
+    document = report.as_json()
+    tell(document, continuous.listings(document), out)
+
+
+@commands.command(
+    "dual", epilog="Example: python -m benchmarks dual --model minilm --text story.txt"
+)
+def bench_dual(
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            exists=True,
+            help="Folder of any BERT, as from_pretrained loads it; needs the extra hf. Without it, "
+            "a random layer.",
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(dir_okay=False, exists=True, help="What the model reads.")
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Of the model, from 0; in tables from 1. [2, the third]")
+    ] = None,
+    out: _Out = None,
+    quick: _Quick = False,
+) -> None:
+    """Time the exact estimates of one attention layer against gradient methods.
+
+    All heads and queries of the layer to a duality gap of 1e-8, at several reliabilities. The full
+    run takes some minutes, nearly all of them in gradient ascent.
+    """
+    if out is not None:
+        check_folder(out.parent)
+    if (model is None) != (text is None):
+        raise typer.BadParameter("--model and --text go together")
+    if layer is not None and model is None:
+        raise typer.BadParameter("--layer is of a model; give --model and --text as well")
+    chosen = dual.QUICK if quick else dual.FULL
+    if model is not None and text is not None:
+        words, number = text.read_text(encoding="utf-8"), 2 if layer is None else layer
+        try:
+            made = dual.of_model(model, words, number, chosen.tokens)
+        except (ImportError, OSError, TypeError, ValueError) as problem:
+            raise typer.BadParameter(str(problem)) from None
+        chosen = dataclasses.replace(chosen, layer=made)
+    with progress_bar(TaskProgressColumn()) as progress:
+        report = dual.run(chosen, shares(progress))
+    document = report.as_json()
+    tell(document, dual.listings(document), out)
+
+
+@commands.command(
+    "wasserstein", epilog="Example: python -m benchmarks wasserstein --quick --out wasserstein.json"
+)
+def bench_wasserstein(
+    out: _Out = None,
+    quick: _Quick = False,
+) -> None:
+    """Time Wasserstein distances against POT: on the line, by assignment, between bounds.
+
+    POT's exact solver with its matrix of costs is the measure; needs the extra `transport`. The
+    full run takes about a minute.
+    """
+    if out is not None:
+        check_folder(out.parent)
+    chosen = wasserstein.QUICK if quick else wasserstein.FULL
+    with progress_bar(TaskProgressColumn()) as progress:
+        report = wasserstein.run(chosen, shares(progress))
+    document = report.as_json()
+    tell(document, wasserstein.listings(document), out)
+
+
+def _timing_table(report: maps.Report) -> Table:
+    chosen = report.settings
+    size = f"{chosen.length} keys, {chosen.repeats} rounds, {chosen.threads} thread(s)"
+    table = Table(title=f"Time relative to torch.softmax ({size})", title_justify="left")
+    table.add_column("map")
+    table.add_column("rows", justify="right")
+    for direction in maps.DIRECTIONS:
+        table.add_column(f"{direction}, ratio (min..max)", justify="right")
+    pairs = zip(report.timings[::2], report.timings[1::2], strict=True)
+    for forward, backward in pairs:
+        table.add_row(forward.name, str(forward.rows), str(forward), str(backward))
+    return table
+
+
+def _print_attention(document: dict[str, Any]) -> None:
+    console = Console()
+    for direction in maps.DIRECTIONS:
+        console.print(_attention_table(document, direction))
+    for table in (_row_map_table(document), _memory_table(document)):
+        if table.row_count:
+            console.print(table)
+    for note in attention_summary.notes([*document["results"], *document["memory"]]):
+        console.print(Text(note, style="dim"))
+    if document["warning"]:
+        Console(stderr=True).print(Text(document["warning"], style="yellow"))
+
+
+def _attention_table(document: dict[str, Any], direction: str) -> Table:
+    entries = document["results"]
+    sizes = attention_summary.sizes_of(entries)
+    title = f"Time relative to SDPA, {direction} ({document['settings']['threads']} thread(s))"
+    table = Table("tokens", title=title, title_justify="left")
+    for n in sizes:
+        table.add_column(str(n), justify="right", no_wrap=True)
+    for row in attention_summary.rows(entries):
+        cells = [attention_summary.cell(entries, row, n, direction) for n in sizes]
+        style = "bold" if row.ours else ""
+        table.add_row(Text(str(row), style=style), *cells)
+    return table
+
+
+def _row_map_table(document: dict[str, Any]) -> Table:
+    table = Table("map", "rows x keys", "direction", "ratio", title_justify="left")
+    table.title = "Maps of rows, time relative to torch.softmax"
+    for entry in document["maps"]:
+        size = f"{entry['rows']} x {entry['length']}"
+        shown = entry["error"] or attention_summary.digits(entry["ratio"])
+        table.add_row(entry["method"], size, entry["direction"], shown)
+    return table
+
+
+def _memory_table(document: dict[str, Any]) -> Table:
+    table = Table("attention", "tokens", "MiB", "to SDPA", title_justify="left")
+    table.title = "Peak memory beyond the inputs, forward+backward"
+    for entry in document["memory"]:
+        extra, ratio = entry["extra_bytes"], entry["ratio"]
+        shown = "–" if extra is None else f"{extra / 2**20:.0f}"
+        relative = "–" if ratio is None else attention_summary.digits(ratio)
+        table.add_row(entry["method"], str(entry["n"]), shown, relative)
+    return table
+
+
+def _attention_picture(document: dict[str, Any], path: Path) -> str:
+    try:
+        from benchmarks.attention_picture import save_picture
+    except ModuleNotFoundError as missing:
+        return no_picture(missing)
+    return str(save_picture(document, path))

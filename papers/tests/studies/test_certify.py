@@ -1,0 +1,76 @@
+"""`python -m papers study certificates` and `python -m papers study attack`, on small things."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fenchel.cli import app
+from papers.studies import campaign
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(campaign, "MAPS", (campaign.dropped, campaign.query_softmax))
+    monkeypatch.setattr(campaign, "TRANSPORT", (campaign.projection,))
+
+
+def test_the_attack_counts_its_trials(few, tmp_path):
+    made = run("attack", "--trials", 400, "--out", tmp_path)
+    assert made.exit_code == 0, made.output
+    document = json.loads((tmp_path / "study_attack.json").read_text())
+    assert [entry["trials"] for entry in document["certificates"]] == [400, 400, 40]
+    assert all(entry["exceeded"] == 0 for entry in document["certificates"])
+    assert all(entry["ratio"] > 1 for entry in document["printed"])
+    assert len(document["printed"]) == 4
+
+
+def test_the_attack_goes_on_where_it_was(few, tmp_path, monkeypatch):
+    whole = tmp_path / "whole"
+    run("attack", "--trials", 300, "--out", whole)
+    path = tmp_path / "part" / "study_attack.json"
+    path.parent.mkdir()
+    document = json.loads((whole / "study_attack.json").read_text())
+    path.write_text(json.dumps({**document, "certificates": document["certificates"][:2]}))
+    monkeypatch.setattr(campaign, "MAPS", (campaign.dropped, campaign.query_softmax))
+    made = run("attack", "--trials", 300, "--out", path.parent)
+    assert made.exit_code == 0, made.output
+    assert json.loads(path.read_text()) == document
+    other = run("attack", "--trials", 500, "--out", path.parent)
+    assert other.exit_code != 0
+    assert "other settings" in other.output
+
+
+def test_a_certificate_that_is_exceeded_is_shouted(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    def wrong(draw):
+        made = campaign.projection(draw)
+        return replace(made, bound=0.5 * made.bound)
+
+    monkeypatch.setattr(campaign, "MAPS", (wrong,))
+    monkeypatch.setattr(campaign, "TRANSPORT", ())
+    made = run("attack", "--trials", 400, "--out", tmp_path)
+    assert made.exit_code == 1
+    document = json.loads((tmp_path / "study_attack.json").read_text())
+    assert document["certificates"][0]["exceeded"] > 0
+    assert "EXCEEDED: wrong" in made.stderr
+
+
+@pytest.mark.parametrize("command", ["attack", "certificates", "robustness", "depth", "negation"])
+def test_help_shows_an_example(command):
+    made = run(command, "--help")
+    assert made.exit_code == 0
+    assert f"python -m papers study {command}" in " ".join(made.output.split())
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": {"tri'])
+def test_a_damaged_file_is_named(few, tmp_path, content):
+    (tmp_path / "study_attack.json").write_text(content)
+    made = run("attack", "--trials", 40, "--out", tmp_path)
+    assert made.exit_code == 2
+    assert "is damaged" in " ".join(made.output.replace("│", " ").split())

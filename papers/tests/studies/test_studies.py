@@ -1,0 +1,456 @@
+"""Studies: distances by hand, bounds that hold and that could fail, pairs as they are made."""
+
+import json
+import math
+import os
+from dataclasses import replace
+from itertools import pairwise, permutations
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fenchel import lens
+from fenchel.cli import app
+from fenchel.lens.constants import Seen, seen
+from papers import studies
+from papers.studies import depth, documents, facts, hidden
+from papers.studies.robustness import certified, hull, log_here, log_on_ball, moves
+from papers.studies.stacks import STACKS
+from tests.lens.models import model_of, transformers
+
+ROOT = Path(__file__).parents[2]
+SHARED = Path(os.environ.get("FENCHEL_SHARED", ROOT.parent / "shared"))
+WORDS = [
+    "a",
+    "man",
+    "is",
+    "not",
+    "never",
+    "indeed",
+    "also",
+    "really",
+    "possibly",
+    "allegedly",
+    "formerly",
+    "the",
+    "guitar",
+    "rome",
+    ".",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small BERT with a tokenizer, as from_pretrained likes it."""
+    path = tmp_path_factory.mktemp("models") / "tiny-bert"
+    model_of("bert", torch.float32).save_pretrained(path)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    transformers.BertTokenizer(vocab=numbers).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return lens.load(folder)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "some.txt"
+    lines = ["a man is the guitar", "the man is rome .", "a guitar", "rome is a man . a man"]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Four facts of LAMA's form in two relations, one not negated, and one group of neg-nli."""
+    path = tmp_path / "data" / "negation"
+    (path / "lama").mkdir(parents=True)
+    (path / "neg-nli").mkdir()
+    made = [
+        ("P1", "man", "Rome", "a man is [MASK] .", "a man is not [MASK] ."),
+        ("P1", "guitar", "Rome", "the guitar is  [MASK] .", "the guitar is not [MASK] ."),
+        ("P2", None, "guitar", "rome is a [MASK] .", "rome was never a [MASK] ."),
+        ("P159", "x", "rome", "a man the [MASK] .", "a man the [MASK] ."),
+    ]
+    names = ("relation", "subject", "object", "sentence", "negation")
+    lines = [json.dumps(dict(zip(names, entry, strict=True))) for entry in made]
+    (path / "lama" / "Tiny.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    rows = [
+        "index\tText\tHypothesis\tgold_label",
+        '0\tthe "man" is not a man\ta man is the man\tneutral',
+        '1\tthe "man" is a man\ta man is not the man\tneutral',
+        '2\tthe "man" is not a man\ta man is not the man\tneutral',
+    ]
+    (path / "neg-nli" / "Nat.tsv").write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+# ---- clouds
+
+
+def test_clouds_are_the_models_hidden_states(loaded):
+    model, tokenizer = loaded
+    texts = ["a man", "the man is a guitar unheard .", "rome"]
+    found = hidden.clouds(model, tokenizer, texts)
+    for text, cloud in zip(texts, found, strict=True):
+        inputs = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            states = model(**inputs, output_hidden_states=True).hidden_states
+        expected = torch.cat(states).double()  # (layers + 1, n, d)
+        assert cloud.tokens.shape == expected.shape
+        assert (cloud.tokens - expected).abs().max() < 1e-5
+        # an unknown word is a word; [CLS] and [SEP] are none
+        assert cloud.words.tolist() == [False, *[True] * len(text.split()), False]
+    assert torch.equal(found[0].embedding, found[0].tokens[-1].mean(0))
+    with pytest.raises(ValueError, match="no word in ''"):
+        hidden.clouds(model, tokenizer, ["a", ""])
+
+
+def test_distance_and_spread_by_hand():
+    one = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+    other = torch.tensor([[3.0, 4.0], [0.0, 1.0]], dtype=torch.float64)
+    assert float(hidden.apart(one, other)) == pytest.approx(0.5)  # one token stays, one goes by 1
+    assert float(hidden.spread(one)) == pytest.approx(2.5)
+    assert float(hidden.size(one)) == pytest.approx(2.5)
+    # a token more: half of each of the two goes to it, a third of all mass
+    three = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 4.0]], dtype=torch.float64)
+    assert float(hidden.apart(one, three)) == pytest.approx(5 / 6)
+
+
+def test_distance_between_two_words_is_the_best_of_the_permutations(loaded):
+    one, other = hidden.clouds(*loaded, ["a man", "rome guitar"])
+    found = hidden.apart(one.inner, other.inner)
+    for layer in range(3):
+        x, y = one.inner[layer], other.inner[layer]
+        costs = [(x - y[list(p)]).norm(dim=-1).mean() for p in permutations(range(2))]
+        assert float(found[layer]) == pytest.approx(float(min(costs)), rel=1e-12)
+        assert max(costs) > 1.001 * min(costs)  # the order matters
+
+
+# ---- numbers
+
+
+def test_intervals():
+    values = torch.tensor([1.0, 2.0, 3.0, 6.0, math.nan], dtype=torch.float64)
+    found = documents.interval(values)
+    half = 3.182446 * values[:4].std() / 2  # t with three degrees of freedom
+    assert (found["mean"], found["n"]) == (3.0, 4)
+    assert found["high"] - 3 == pytest.approx(float(half), rel=1e-4)
+    ratio = documents.ratio_interval(torch.tensor([0.5, 2.0, 4.0], dtype=torch.float64))
+    assert ratio["mean"] == pytest.approx(4 ** (1 / 3), rel=1e-4)
+    assert ratio["low"] * ratio["high"] == pytest.approx(ratio["mean"] ** 2, rel=1e-3)
+    assert documents.interval(torch.tensor([math.nan]))["mean"] is None
+    assert documents.interval(torch.tensor([2.0])) == {
+        "mean": 2.0,
+        "low": None,
+        "high": None,
+        "n": 1,
+    }
+
+
+def test_documents_are_small_and_come_back(tmp_path):
+    document = {"a": [{"b": {"c": 1.5, "d": None}}, {"b": {"c": 2}}], "words": ["x, [y]", "{z}"]}
+    path = documents.write(document, tmp_path / "x.json")
+    assert json.loads(path.read_text()) == document
+    assert len(path.read_text().splitlines()) < len(json.dumps(document, indent=1).splitlines())
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        documents.write({"a": math.nan}, tmp_path / "x.json")
+
+
+# ---- robustness
+
+
+def heads_at_random(n=7, heads=3, size=4, sharp=2.0):
+    generator = torch.Generator().manual_seed(3)
+    made = torch.randn(3, heads, n, size, generator=generator, dtype=torch.float64)
+    return Seen(sharp * made[0], made[1], made[2], tokens=made[0, 0], temperature=size**0.5)
+
+
+def all_choices(n, m):
+    every = [c for c in permutations(range(n), m) if list(c) == sorted(c)]
+    return torch.tensor(every)
+
+
+@pytest.mark.parametrize("kept", [1, 3, 6])
+def test_the_bound_holds_for_every_choice_and_is_not_idle(kept):
+    heads = heads_at_random()
+    truth, coupled = moves(heads, all_choices(7, kept))
+    bound = certified(heads, 7 - kept)
+    assert (truth <= coupled * (1 + 1e-12)).all()
+    assert (coupled <= bound * (1 + 1e-12)).all()
+    assert (bound <= hull(heads) * (1 + 1e-12)).all()
+    assert (truth.amax(0) > 0.01 * bound).all()  # a hundredth of it would be refuted
+    assert (truth.amax(0) > 0.2 * bound).all()
+
+
+def test_moves_by_hand():
+    """Two keys of equal score: without one of them, the output is the other's value."""
+    zero = torch.zeros(1, 2, 1, dtype=torch.float64)
+    values = torch.tensor([[[1.0], [-3.0]]], dtype=torch.float64)
+    heads = Seen(zero, zero, values, tokens=zero[0], temperature=1.0)
+    truth, coupled = moves(heads, torch.tensor([[0], [1], [0]]))
+    assert torch.equal(truth, torch.full((3, 1), 2.0, dtype=torch.float64))
+    assert torch.equal(coupled, truth)
+    assert float(certified(heads, 1)) == pytest.approx(2.0)
+    assert float(hull(heads)) == pytest.approx(2.0)
+
+
+def test_proposition_25_holds_on_either_set():
+    heads = heads_at_random(sharp=1.0)
+    scores = heads.queries @ heads.keys.mT / heads.temperature
+    before = scores.softmax(-1) @ heads.values
+    ball, here = log_on_ball(heads), log_here(heads)
+    assert (here < ball).all()
+    for kept in all_choices(7, 3):
+        after = scores[..., kept].softmax(-1) @ heads.values[:, kept]
+        moved = (after - before).abs().sum(-1).amax(-1)  # l1, the query that moves most
+        some = hidden.Empirical(heads.keys[:, kept])
+        between = hidden.wasserstein1(hidden.Empirical(heads.keys), some)
+        assert (moved.log() <= here + between.log()).all()
+    equal = replace(heads, keys=torch.ones_like(heads.keys))
+    assert log_here(equal).isinf().all()  # one key with many values has no constant
+
+
+def test_study_of_a_layer(loaded):
+    model, tokenizer = loaded
+    texts = ["a man is the guitar", "the man is rome . a guitar"]
+    found = studies.robustness(model, tokenizer, texts, layer=1, draws=4)
+    assert found.truth.shape == (4, 2, 4)
+    assert found.exceeded == 0
+    assert (found.truth <= found.truth_max).all()
+    assert found.queries == 7 + 9
+    again = studies.robustness(model, tokenizer, texts, layer=1, draws=4)
+    assert torch.equal(found.truth, again.truth)
+    document = found.as_json()
+    ratio = (found.bound / found.truth)[2].quantile(0.5)
+    assert document["shares"][2]["ratio"]["median"] == pytest.approx(float(ratio), rel=1e-4)
+    # a bound that is too small is caught
+    wrong = 0.01 * found.bound
+    assert (found.truth_max > wrong).any()
+
+
+def test_heads_are_the_models_own(loaded):
+    model, tokenizer = loaded
+    model.set_attn_implementation("eager")
+    try:
+        inputs = lens.encode(tokenizer, ["a man is the guitar"])
+        heads = list(seen(model, inputs))[1]
+        with torch.no_grad():
+            expected = model(**inputs, output_attentions=True).attentions[1][0]
+    finally:
+        model.set_attn_implementation("sdpa")
+    weights = (heads.queries @ heads.keys.mT / heads.temperature).softmax(-1)
+    assert (weights - expected).abs().max() < 1e-5
+
+
+def test_robustness_refuses(loaded):
+    with pytest.raises(ValueError, match="below the 2 layers there are, from 0, got 2"):
+        studies.robustness(*loaded, ["a man"], layer=2)
+    with pytest.raises(ValueError, match="position bias"):
+        studies.robustness(model_of("t5"), loaded[1], ["a man"])
+
+
+# ---- depth
+
+
+def test_attention_alone_collapses_and_residuals_do_not():
+    alone, usual, *bounded = studies.depth_of_stacks(layers=5, pairs=4)
+    assert (alone.spread[:, 4] < 1e-6 * alone.spread[:, 0]).all()
+    assert all((b < a).all() for a, b in pairwise(alone.spread[:, :4].unbind(1)))
+    assert (alone.distance[:, -1] > 0.05 * alone.distance[:, 0]).all()  # to two Diracs, apart
+    assert (usual.spread[:, -1] > 0.2 * usual.spread[:, 0]).all()
+    for stack in bounded:
+        assert stack.exceeded == 0
+        assert stack.bound is not None
+        assert (stack.bound[:, -1] < stack.bound[:, 0]).all()
+    low = replace(bounded[-1], bound=0.01 * bounded[-1].bound)
+    assert low.exceeded > 0  # a bound that is too small is caught
+
+
+def test_certified_constants_are_the_products_of_their_parts():
+    start = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    states, constants = STACKS[3].run(start, 3, torch.Generator().manual_seed(0))
+    assert states.shape == (4, 2, 5, 8)
+    assert constants is not None
+    assert all(c == pytest.approx((0.9 + 0.1 * 0.5) ** 2) for c in constants)
+    bound = depth.contracted(start, constants)
+    best = min((start[0] - start[1][list(p)]).square().sum() for p in permutations(range(5))) / 5
+    assert float(bound[0]) == pytest.approx(float(best.sqrt()), rel=1e-12)
+    assert float(bound[-1] / bound[0]) == pytest.approx(math.prod(constants))
+
+
+def test_depth_of_a_model(loaded):
+    texts = ["a man", "rome guitar", "the man is a man", "rome", "left alone"]
+    found = studies.depth_of_model(*loaded, texts, name="tiny")
+    assert found.distance.shape == (2, 3)
+    one, other = hidden.clouds(*loaded, texts[2:4])
+    expected = hidden.apart(one.tokens, other.tokens)
+    assert torch.allclose(found.distance[1], expected, rtol=1e-5)
+    document = found.as_json()
+    assert document["layers"][0]["spread"]["mean"] == 1.0
+    with pytest.raises(ValueError, match="two sentences make a pair, got 1"):
+        studies.depth_of_model(*loaded, ["a man"])
+
+
+def test_a_spread_of_rounding_gives_no_ratio():
+    points = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+    made = depth.Depth("x", points, points * torch.tensor([1.0, 1e-15]), points)
+    assert made.as_json()["layers"][0]["relative"]["mean"] == 1.0
+    assert made.as_json()["layers"][1]["relative"]["mean"] is None
+
+
+# ---- negation
+
+
+def test_facts_are_filled_and_the_one_without_negation_is_left_out(data):
+    found = studies.read_facts(data)
+    assert [fact.relation for fact in found] == ["P1", "P1", "P2", "Nat", "Nat"]
+    assert found[1].sentence == "the guitar is Rome ."
+    assert found[1].negation == "the guitar is not Rome ."
+    assert [fact.place for fact in found] == [3, 3, None, 3, 3]
+    assert found[0].with_word("indeed") == "a man is indeed Rome ."
+    assert found[2].with_word("indeed") is None
+    assert found[3].sentence == 'the "man" is a man'  # quotes are letters
+    assert found[4].negation == "a man is not the man"
+
+
+def test_a_not_that_is_not_the_only_change_has_no_place():
+    made = facts.Fact("s", "r", "", "he died in rome", "he did not die in rome")
+    assert made.place is None
+    assert replace(made, negation="he not died in paris").place is None
+    assert replace(made, negation="he not died in rome").place == 1
+
+
+def test_cases_have_their_controls(data):
+    found = studies.read_facts(data)
+    cases = studies.drawn_cases(found, 10, seed=1)
+    assert [case.fact for case in cases] == found
+    first = cases[0]
+    assert list(first.others) == [
+        "negation", "not", "never", "possibly", "allegedly", "formerly", "indeed", "also", "really",
+        "same_relation", "other_relation",
+    ]  # fmt: skip
+    assert first.others["never"] == "a man is never Rome ."
+    assert first.others["same_relation"] == "the guitar is Rome ."  # the only other of P1
+    own = {first.fact.sentence, "the guitar is Rome ."}
+    for seed in range(20):
+        assert studies.drawn_cases(found, 10, seed)[0].others["other_relation"] not in own
+    assert "same_relation" not in cases[2].others  # P2 has no other
+    assert "not" not in cases[2].others
+    assert len(studies.drawn_cases(found, 1)) == 2  # one of each source
+    assert studies.drawn_cases(found, 2, seed=5) == studies.drawn_cases(found, 2, seed=5)
+
+
+def test_distances_of_a_case(loaded, data):
+    cases = studies.drawn_cases(studies.read_facts(data), 10)
+    found = studies.negation(*loaded, cases)
+    one, negated, indeed = hidden.clouds(
+        *loaded, ["a man is rome .", "a man is not rome .", "a man is indeed rome ."]
+    )
+    assert torch.allclose(found.words["not"][0], hidden.apart(one.inner, negated.inner), rtol=1e-4)
+    expected = hidden.apart(one.tokens, indeed.tokens)
+    assert torch.allclose(found.everything["indeed"][0], expected, rtol=1e-4)
+    cosine = 1 - torch.cosine_similarity(one.embedding, negated.embedding, dim=0)
+    assert float(found.cosine["not"][0]) == pytest.approx(float(cosine), rel=1e-4)
+    mean = torch.stack([found.words[word][0] for word in facts.NEUTRAL]).mean(0)
+    assert torch.allclose(found.words["neutral"][0], mean)
+    assert found.words["not"][2].isnan().all()
+    assert found.longer == 0
+    document = found.as_json()
+    ratio = (found.words["not"] / found.words["neutral"])[[0, 1, 3, 4], 1].log().mean().exp()
+    shown = document["sources"]["together"]["layers"][1]["ratio"]
+    assert shown["mean"] == pytest.approx(float(ratio), rel=1e-4)
+    assert (shown["n"], shown["over_relations"]["n"]) == (4, 2)
+    assert document["sources"]["Tiny"]["pairs"] == 3
+    json.dumps(document, allow_nan=False)
+
+
+def test_missing_data_says_the_way_out(tmp_path, monkeypatch, data):
+    monkeypatch.delenv("FENCHEL_DATA", raising=False)
+    with pytest.raises(FileNotFoundError, match=r"--data FOLDER[^$]* FENCHEL_DATA"):
+        studies.negation_folder()
+    with pytest.raises(FileNotFoundError, match=r"holds no lama/\*\.jsonl"):
+        studies.negation_folder(tmp_path / "nothing")
+    monkeypatch.setenv("FENCHEL_DATA", str(data.parent))
+    assert studies.negation_folder() == data
+    assert studies.negation_folder(data.parent) == data
+    (data / "lama" / "Tiny.jsonl").write_text('{"relation": "x"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"Tiny\.jsonl, line 1: a JSON object with sentence"):
+        studies.read_facts(data)
+
+
+# ---- commands
+
+
+def invoke(*command):
+    return CliRunner().invoke(app, ["study", *map(str, command)], env={"COLUMNS": "300"})
+
+
+def test_the_commands(folder, text, data, tmp_path):
+    out = tmp_path / "out"
+    rest = ["--out", out]
+    runs = [
+        ["robustness", folder, "--text", text, "--layer", 1, "--draws", 3, "--sentences", 2, *rest],
+        ["depth", folder, "--text", text, "--layers", 2, "--pairs", 3, *rest],
+        ["negation", folder, "--data", data, "--pairs", 2, *rest],
+    ]
+    for run in runs:
+        result = invoke(*run)
+        assert result.exit_code == 0, result.output
+        assert f"study_{run[0]}.json" in result.output
+        document = json.loads((out / f"study_{run[0]}.json").read_text())
+        assert document["study"] == run[0]
+        assert (out / f"study_{run[0]}.svg").read_text().rstrip().endswith("</svg>")
+        for line in document["words"]:
+            assert line in " ".join(result.output.split())
+    assert invoke("depth", "--layers", 1, "--pairs", 2, *rest).exit_code == 0
+    assert json.loads((out / "study_depth.json").read_text())["model"] is None
+
+
+@pytest.mark.parametrize("command", ["", "robustness", "depth", "negation"])
+def test_help_shows_an_example(command):
+    output = invoke(*([command] if command else []), "--help").output
+    assert f"Example: python -m papers study {command}" in " ".join(output.split())
+
+
+def test_the_commands_fail_clearly(folder, text, tmp_path, monkeypatch):
+    monkeypatch.delenv("FENCHEL_DATA", raising=False)
+    wrong = [
+        (["robustness", folder, "--text", text, "--layer", 7], "below the 2 layers"),
+        (["robustness", "nobody/nothing", "--text", text], "cannot load 'nobody/nothing'"),
+        (["depth", folder], "MODEL and --text go together"),
+        (["negation", folder], "set the environment variable FENCHEL_DATA"),
+    ]
+    for command, message in wrong:
+        result = invoke(*command, "--out", tmp_path)
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+
+
+# ---- real data
+
+
+def test_real_facts():
+    folder = SHARED / "data" / "negation"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there; set FENCHEL_SHARED to the folder that holds data/")
+    found = studies.read_facts(folder)
+    assert not any(fact.relation == "P159" for fact in found)
+    counts = {name: sum(f.source == name for f in found) for name in ("TREx", "GoogleRE", "SQuAD")}
+    assert counts == {"TREx": 10133, "GoogleRE": 499, "SQuAD": 51}
+    assert sum(f.place is not None for f in found if f.source == "TREx") == 9040
+
+
+def test_real_model_on_real_sentences():
+    model, text = ROOT / "build" / "models" / "minilm", SHARED / "data" / "text" / "sst2.dev.tsv"
+    if not (model / "config.json").is_file() or not text.is_file():
+        pytest.skip(f"{model} or {text} is not there; see shared/tools/get_minilm.py")
+    found = studies.robustness(*lens.load(model), lens.sentences(text, 2), draws=3)
+    assert found.exceeded == 0
+    assert (found.ball > 6).all()  # of powers of ten: of no use
+    assert (found.bound[-1] < 20 * found.truth_max[-1]).all()  # with a quarter of the keys

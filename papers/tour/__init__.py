@@ -1,0 +1,1 @@
+"""The tour: one HTML page of pictures and tables, computed where it is written."""

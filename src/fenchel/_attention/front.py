@@ -1,0 +1,82 @@
+"""The front door: `scaled_dot_product_attention` with any regulariser and base measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fenchel._attention.call import Call, check_regularizer, prepare
+from fenchel._attention.dense import softmax_attention
+from fenchel._attention.sparse import sparse_attention
+from fenchel._attention.tiled import tiled
+from fenchel.priors import Prior
+from fenchel.regularizers.contract import Regularizer
+from fenchel.regularizers.shannon import Shannon
+from fenchel.regularizers.tsallis import Tsallis
+
+_SHANNON = Shannon()
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    regularizer: Regularizer = _SHANNON,
+    *,
+    base: Tensor | Prior | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """sum_j p_j value_j for each query, p = argmax_p <scores, p> - Omega(p), scores = scale <q, k>.
+
+    >>> q, k, v = torch.randn(3, 2, 8, 1024, 64)                  # (batch, head, token, component)
+    >>> fl.attention(q, k, v, fl.Tsallis(1.5), is_causal=True)    # exact, sparse
+
+    Arguments are those of `torch.nn.functional.scaled_dot_product_attention`, which computes
+    `Shannon()`. Memory grows with the number of tokens, not with its square.
+
+    query: (..., head, query, d); key: (..., head, key, d); value: (..., head, key, d_value).
+    base: how much room each key has: a tensor that broadcasts to the scores (..., query, key), or
+        a prior; see `solve`.
+    attn_mask: broadcasts to the scores; bool: True = attend; float: added to the scores.
+    is_causal: query i sees keys 0 .. i; together with a mask both apply.
+    dropout_p: the share of weights set to zero, as in torch also outside of training.
+    enable_gqa: key and value have fewer heads, each read by several query heads in a row.
+
+    A query that sees no key gets zeros; one with a NaN or +inf score gets NaN, and so does one that
+    sees fewer keys than `Budget(k)` asks for: under a causal mask the first queries. There give one
+    budget a query: `Budget(torch.arange(1.0, queries + 1).clamp(max=k))`.
+    """
+    check_regularizer(regularizer)
+    call = prepare(
+        query,
+        key,
+        value,
+        base=base,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        enable_gqa=enable_gqa,
+    )
+    return call.restore(_route(call, regularizer))
+
+
+# The fastest exact path for each kind of regulariser; all others go through the tiles.
+_PATHS: dict[type[Regularizer], Callable[[Call, Any], Tensor]] = {
+    Shannon: softmax_attention,
+    Tsallis: sparse_attention,
+}
+
+
+def _route(call: Call, regularizer: Regularizer) -> Tensor:
+    """(batch, head, query, d_value)."""
+    for kind in type(regularizer).__mro__:
+        if kind in _PATHS:
+            return _PATHS[kind](call, regularizer)
+    return tiled(call, regularizer)

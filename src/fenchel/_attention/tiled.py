@@ -1,0 +1,129 @@
+"""The path that every regulariser can take: blocks of queries against all keys, through `solve`.
+
+A block of scores is made, solved and forgotten; the backward pass makes it again. Memory is
+therefore that of one block, however long the sequence. All of it is plain torch operations, so
+that derivatives of any order, `vmap`, `jvp` and `compile` work; it is the reference that the fast
+paths are tested against, and what runs where they cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fenchel._attention.call import Call, finite
+from fenchel._attention.unchanged import Unchanged
+from fenchel._kernels.dropout import keep_mask
+from fenchel._numerics import compute_dtype, full_precision, transformed, where
+from fenchel._solution import Solution
+from fenchel._solve import solve
+from fenchel.regularizers.contract import Regularizer
+
+R = TypeVar("R", bound=Regularizer)
+
+TILE = 2**22  # scores held at once; 16 MB in float32
+
+
+def tiled(call: Call, regularizer: Regularizer) -> Tensor:
+    """(batch, head, query, d_value), tile by tile."""
+    return by_tiles(call, regularizer, attend)
+
+
+def by_tiles(call: Call, regularizer: R, compute: Callable[[Call, R], Tensor]) -> Tensor:
+    """`compute` on every tile, each forgotten until the backward pass needs it."""
+    tiles = list(split(call, regularizer))
+    if len(tiles) == 1:
+        return compute(*tiles[0])
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
+        return torch.cat([compute(*tile) for tile in tiles], 2)
+    return torch.cat([_forgotten(compute, *tile) for tile in tiles], 2)
+
+
+def _forgotten(compute: Callable[[Call, R], Tensor], call: Call, regularizer: R) -> Tensor:
+    """`compute`, now and once more in the backward pass, from the same numbers or not at all."""
+    unchanged = Unchanged(call=call, regularizer=regularizer)
+
+    def run() -> Tensor:
+        unchanged.check()
+        return compute(call, regularizer)
+
+    output: Tensor = checkpoint(run, use_reentrant=False, preserve_rng_state=False)
+    return output
+
+
+def split(call: Call, regularizer: R) -> Iterator[tuple[Call, R]]:
+    """Blocks of queries whose scores fit `TILE`, with the regulariser of their rows."""
+    batch, heads, queries, keys = call.scores_shape
+    rows = max(16, TILE // max(1, batch * heads * keys))
+    if rows >= queries:
+        yield call, regularizer
+        return
+    for start in range(0, queries, rows):
+        stop = min(start + rows, queries)
+        yield call.tile(start, stop), regularizer.tile(start, stop, queries)
+
+
+def attend(call: Call, regularizer: Regularizer) -> Tensor:
+    """Scores, weights, expectation: the whole of attention in three lines."""
+    weights = solve_tile(call, regularizer).weights
+    weights = drop(weights.reshape(call.scores_shape), call)
+    values = _per_head(call.value, call).to(weights.dtype)
+    return expectation(weights, values).to(call.query.dtype)
+
+
+def expectation(weights: Tensor, values: Tensor) -> Tensor:
+    """weights @ values, where a value that carries no weight does not count, NaN or not."""
+    with full_precision(weights):
+        if finite(values):
+            return weights @ values
+        strange = ~values.isfinite()
+        touched = (weights > 0).to(weights.dtype) @ strange.to(weights.dtype)
+        usual = weights @ where(~strange, values, 0.0)
+        return where(touched == 0, usual, torch.nan)
+
+
+def solve_tile(call: Call, regularizer: Regularizer) -> Solution:
+    """The solution for this block of queries; rows in the caller's own axes."""
+    base = call.base
+    if isinstance(base, Tensor):
+        base = call.restore(base)
+    return solve(call.restore(scores(call)), regularizer, base=base)
+
+
+def scores(call: Call) -> Tensor:
+    """(batch, head, query, key), hidden keys at -inf, in the precision of the computation."""
+    dtype = compute_dtype(call.query.dtype)
+    query, key = call.query.to(dtype) * call.scale, _per_head(call.key, call).to(dtype)
+    with full_precision(query):
+        product = _product(query, key)
+    if call.bias is not None:
+        product = product + call.bias.to(dtype)
+    hidden = call.hidden()
+    return product if hidden is None else where(~hidden, product, -torch.inf)
+
+
+def _product(query: Tensor, key: Tensor) -> Tensor:
+    """query @ key^T, where NaN of a key stays in its own column, also in derivatives."""
+    if finite(key):
+        return query @ key.mT
+    whole = key.isfinite().all(-1, keepdim=True)
+    return where(whole.mT, query @ where(whole, key, 0.0).mT, torch.nan)
+
+
+def drop(weights: Tensor, call: Call) -> Tensor:
+    """Dropout on the weights: kept ones grow by 1 / (1 - p)."""
+    if call.seed is None:
+        return weights
+    kept = keep_mask(call.seed, call.scores_shape, call.dropout, call.first, call.queries)
+    factor = 1 / (1 - call.dropout) if call.dropout < 1 else 0.0
+    return where(kept, weights * factor, 0.0)
+
+
+def _per_head(tensor: Tensor, call: Call) -> Tensor:
+    """Key or value heads repeated for the query heads that read them."""
+    repeats = call.query.shape[1] // max(1, tensor.shape[1])
+    return tensor if repeats == 1 else tensor.repeat_interleave(repeats, 1)

@@ -1,1 +1,0 @@
-"""Measurements: times as ratios, derivatives as largest differences, and what the machine has."""

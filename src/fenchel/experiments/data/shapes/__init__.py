@@ -1,7 +1,0 @@
-"""Shapes-VQA: drawn pictures of coloured shapes, and balanced questions about them."""
-
-from fenchel.experiments.data.shapes.features import load_seen
-from fenchel.experiments.data.shapes.loading import load_shapes
-from fenchel.experiments.data.shapes.scene import VERSION
-
-__all__ = ["VERSION", "load_seen", "load_shapes"]

@@ -1,0 +1,119 @@
+"""From an audit's document to one HTML file that needs nothing else and asks for nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from fenchel.lens.page.facts import Document, facts
+
+FORMAT = 1
+
+# One script, in this order: what comes later uses what came before.
+_SCRIPTS = (
+    "data.js",
+    "charts.js",
+    "map.js",
+    "table.js",
+    "pull.js",
+    "tokens.js",
+    "picture.js",
+    "head.js",
+    "audit.js",
+)
+
+# `<`, `>` and `&` occur in strings only, where JSON allows them to be written as numbers: nothing
+# in the document can then close the element it stands in, open a comment or name a character.
+_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def render(document: Document) -> str:
+    """The page as a string."""
+    _check(document)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["count"] = _count
+    style, script = _resource("audit.css"), _script()
+    return environment.from_string(_resource("audit.html")).render(
+        model=document["model"],
+        inputs=document["inputs"],
+        version=document["fenchel"],
+        facts=facts(document),
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        data=Markup(embedded(document)),
+    )
+
+
+def write(document: Document, folder: Path) -> Path:
+    """The page as folder/report.html, whole or not at all."""
+    text = render(document)
+    folder.mkdir(parents=True, exist_ok=True)
+    path, beside = folder / "report.html", folder / f".report.html.{os.getpid()}"
+    try:
+        # Half of a surrogate pair, which UTF-8 cannot hold, becomes a character reference.
+        beside.write_bytes(text.encode("utf-8", "xmlcharrefreplace"))
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def embedded(document: Mapping[str, Any]) -> str:
+    """The document as JSON in ASCII, safe inside a script element."""
+    try:
+        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    except ValueError as infinite:
+        raise ValueError(
+            f"the document must hold finite numbers, with None for what is missing: {infinite}"
+        ) from infinite
+    return text.translate(_ESCAPES)
+
+
+def _check(document: Document) -> None:
+    found = document.get("format")
+    if found != FORMAT:
+        raise ValueError(
+            f"document must have format {FORMAT}, got {found!r}; audit the model again with this "
+            "version, or draw the page with the version that made the document"
+        )
+
+
+def _script() -> str:
+    parts = "\n".join(_resource(name) for name in _SCRIPTS)
+    return f'(() => {{\n"use strict";\n{parts}}})();\n'
+
+
+def _policy(style: str, script: str) -> str:
+    """Only this script and this style, images from the page itself, and nothing from anywhere."""
+    return (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    # The template puts a line break on either side.
+    digest = hashlib.sha256(f"\n{text}\n".encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _resource(name: str) -> str:
+    text = files("fenchel.lens.page").joinpath(name).read_text(encoding="utf-8")
+    return text.replace("\r\n", "\n").rstrip("\n")
+
+
+def _count(number: float) -> str:
+    """With thin spaces between thousands."""
+    return f"{number:,}".replace(",", "\u202f")

@@ -1,0 +1,16 @@
+"""The tour: pictures and one HTML page. Numbers come from the public API and from `bench`."""
+
+from typing import Any
+
+from fenchel.lens.pictures.attention_map import attention_map
+
+__all__ = ["attention_map", "estimation_figure"]
+
+
+def __getattr__(name: str) -> Any:
+    """Those that need matplotlib wait until they are asked for."""
+    if name == "estimation_figure":
+        from fenchel.lens.pictures.estimation import estimation_figure
+
+        return estimation_figure
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

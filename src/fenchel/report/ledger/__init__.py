@@ -1,1 +1,0 @@
-"""The page of `fenchel claims`: every entry, its checks, its pictures."""
