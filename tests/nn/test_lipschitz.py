@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-import fenchel.bounds as fcert
 import fenchel.nn as fnn
+from fenchel import bounds
 from fenchel.bounds import modules as formulas
 from fenchel.bounds.self_attention import (
     Head,

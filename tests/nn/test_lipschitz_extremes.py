@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-import fenchel.bounds as fcert
+from fenchel import bounds
 from fenchel.bounds import modules as formulas
 from fenchel.nn.lipschitz import DotForm, GaussianForm, LipschitzAttention, LipschitzFeedForward
 from fenchel.nn.universal import UniversalTransformer

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-import fenchel.bounds as fcert
 import fenchel.nn as fnn
+from fenchel import bounds
 from fenchel._solution import Status
 from fenchel.nn import lipschitz
 from fenchel.nn import universal as module

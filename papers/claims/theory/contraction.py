@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import fenchel as fl
-from fenchel import bounds
-from fenchel import measures
+from fenchel import bounds, measures
 from fenchel.bounds import Box, Setting
 from fenchel.measures import Empirical
 from papers.claims.evidence import SLACK, Curves, Evidence
@@ -285,9 +284,9 @@ def _of_two(keys: Tensor, values: Tensor) -> Tensor:
     zero = torch.zeros(keys.shape[1], dtype=F64)
     slope = torch.autograd.functional.jacobian(lambda x: attended(x @ keys.mT / 0.7, values), zero)
     certified = bounds.query_lipschitz(keys, values, fl.Shannon(0.7)).bound
-    bounds = number(certified, float(_apart(keys).max() * _apart(values).max() / (4 * 0.7)))
+    both = number(certified, float(_apart(keys).max() * _apart(values).max() / (4 * 0.7)))
     norm: Tensor = torch.linalg.matrix_norm(slope, 2)
-    return norm / bounds - 1
+    return norm / both - 1
 
 
 @claim(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import fenchel as fl
-from fenchel import bounds
-from fenchel import measures
+from fenchel import bounds, measures
 from fenchel.measures import Empirical
 from fenchel.measures.measure import Function
 from papers.claims.evidence import SLACK, Curves, Evidence

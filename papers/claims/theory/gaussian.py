@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel import bounds
-from fenchel import measures
+from fenchel import bounds, measures
 from fenchel.measures import Empirical
 from papers.claims.evidence import DIFFERENCES, SLACK, Curves, Evidence
 from papers.claims.ledger import claim

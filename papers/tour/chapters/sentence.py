@@ -7,8 +7,7 @@ from matplotlib.figure import Figure as Canvas
 
 import fenchel as fl
 import fenchel.continuous as fc
-from fenchel import bounds
-from fenchel import dual
+from fenchel import bounds, dual
 from fenchel.lens.pictures import draw
 from papers.tour.chapter import Chapter, Figure, Tour, number
 from papers.tour.gallery import bumpy_scores
