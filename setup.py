@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("src/fenchel/_kernels/native")
@@ -23,6 +24,9 @@ SETS = {
 
 class build_native(build_ext):
     """The kernels once for each instruction set, then one shared library without Python's ABI."""
+
+    def get_ext_filename(self, name: str) -> str:
+        return f"{name.replace('.', '/')}.so"  # no tag of a Python: it holds no symbol of one
 
     def build_extension(self, extension: Extension) -> None:
         import platform
@@ -51,6 +55,13 @@ class build_native(build_ext):
         )
 
 
+class platform_wheel(bdist_wheel):
+    """Any Python 3, one platform: the library is loaded by ctypes."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
 setup(
     ext_modules=[
         Extension(
@@ -60,5 +71,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": build_native},
+    cmdclass={"build_ext": build_native, "bdist_wheel": platform_wheel},
 )

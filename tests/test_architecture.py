@@ -39,14 +39,13 @@ ROOMS = [
     "__main__",
 ]
 CORE = ROOMS[: ROOMS.index("continuous")]
-ADAPTERS = {
-    "cuda.py": "adasplash"
-}  # a package that one file of the core translates to, if it is there
+# What a file of the core translates to, where it is installed.
+ADAPTERS = {"cuda.py": "adasplash"}
 
 
 def room_of(module):
     """The part after fenchel; the package itself for names that it defines."""
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 def looks_down(tree):

@@ -184,8 +184,8 @@ class Library:
 def _load() -> Library | None:
     if os.environ.get("FENCHEL_NATIVE", "1") == "0":
         return None
-    paths = sorted(Path(__file__).parent.glob("_native*.so"))
-    return Library(paths[0]) if paths else None
+    path = Path(__file__).with_name("_native.so")
+    return Library(path) if path.exists() else None
 
 
 class _State:
