@@ -25,10 +25,11 @@ import torch
 
 from fenchel._version import __version__
 from fenchel.lens.heads.auditing import Run, Unit
-from fenchel.lens.heads.material import Images, Texts, grid, limit
+from fenchel.lens.heads.material import Images, Texts, grid
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.table import Audit
 from fenchel.lens.heads.wanted import Wanted
+from fenchel.lens.text import limit
 
 _PATIENCE = timedelta(days=30)  # a process that stops is noticed at once; a slow one is waited for
 _SAMPLED = 2**30  # bytes of weights above which not all are read
