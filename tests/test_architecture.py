@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fenchel"
 ROOMS = [
     "_version",
     "_files",
+    "_launcher",
     "_numerics",
     "scores",
     "priors",

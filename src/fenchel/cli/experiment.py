@@ -23,6 +23,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from fenchel._launcher import rank
 from fenchel.bench.tables import Listing
 from fenchel.cli.failures import explained
 from fenchel.cli.shared import make_folder, tell
@@ -201,7 +202,7 @@ class _Queue:
 
         self.out, self.again, self.began = out, again, time.time()
         self.failed: list[str] = []
-        self.main = int(os.environ.get("RANK", "0")) == 0
+        self.main = rank() == 0
         self.errors = Console(stderr=True, soft_wrap=True, quiet=not self.main)
         if threads is not None:
             torch.set_num_threads(threads)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from fenchel._launcher import check_environment, world_size
 from fenchel._version import __version__
 from fenchel.lens.heads.auditing import Run, Unit
 from fenchel.lens.heads.material import Images, Texts, grid
@@ -60,7 +60,8 @@ class Team:
 @contextmanager
 def team() -> Iterator[Team]:
     """The processes that a launcher has started, or this one alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    check_environment()
+    if world_size() < 2:
         yield Team()
         return
     try:
