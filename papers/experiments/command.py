@@ -26,6 +26,7 @@ from rich.text import Text
 
 from benchmarks.console import shares, tell
 from benchmarks.tables import Listing
+from fenchel.lens.launcher import rank
 from fenchel.cli.failures import explained
 from fenchel.cli.shared import check_folder, make_folder, progress_bar
 
@@ -206,7 +207,7 @@ class _Queue:
 
         self.out, self.again, self.began = out, again, time.time()
         self.failed: list[str] = []
-        self.main = int(os.environ.get("RANK", "0")) == 0
+        self.main = rank() == 0
         self.errors = Console(stderr=True, soft_wrap=True, quiet=not self.main)
         if threads is not None:
             torch.set_num_threads(threads)

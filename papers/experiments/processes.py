@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -12,6 +11,8 @@ from typing import IO, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from fenchel.lens.launcher import check_environment, rank, world_size
 
 Found = TypeVar("Found")
 
@@ -41,7 +42,8 @@ def processes() -> Any:
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env
 
-    started = int(os.environ.get("WORLD_SIZE", "1"))
+    check_environment()
+    started = world_size()
     without = started > 1 and not torch.accelerator.is_available()
     state = PartialState(cpu=without or parse_flag_from_env("ACCELERATE_USE_CPU"))
     if state.num_processes != started:
@@ -89,12 +91,12 @@ def _locked(file: IO[str]) -> bool:
 
 
 def is_main() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
+    return rank() == 0
 
 
 def agreed(found: Found) -> Found:
     """What the main process found, told to all of a run's processes: they must do the same."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if world_size() < 2:
         return found
     from accelerate.utils import broadcast_object_list
 

@@ -4,7 +4,6 @@ goes on with those that are not; several processes may work on one queue."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from papers.experiments.checkpoint import OtherConfig, differences, read_metrics
 from papers.experiments.flops import step_flops
 from papers.experiments.loop import Outcome, Study, Training, naming, trained
 from papers.experiments.processes import agreed, alone, is_main
+from fenchel.lens.launcher import world_size
 
 _PARTS: dict[str, type] = {
     "settings": dict,
@@ -186,7 +186,7 @@ def _document(job: Job, study: Study, outcome: Outcome, folder: Path, note: str)
             "flops": flops * outcome.steps,
             "parameters": outcome.parameters,
             "threads": torch.get_num_threads(),
-            "processes": int(os.environ.get("WORLD_SIZE", "1")),
+            "processes": world_size(),
         },
         "curve": _curve(folder),
         "versions": {"fenchel": __version__, "torch": torch.__version__},

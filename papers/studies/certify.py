@@ -16,6 +16,7 @@ from fenchel.cli.shared import make_folder, progress_bar
 
 CARD = "python -m papers study certificates build/models/minilm --text story.txt --out build/study"
 ATTACK = "python -m papers study attack --trials 20000 --out build/study"
+_TOKENS = 128
 
 
 def certificates(
@@ -25,7 +26,10 @@ def certificates(
         typer.Option(exists=True, dir_okay=False, help="What the model reads, from its start."),
     ],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for JSON and picture.")],
-    tokens: Annotated[int, typer.Option(min=2, help="Of the text.")] = 128,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=2, help="Of the text, at most. [128, or as many as the model reads]"),
+    ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Of the attack, a head.")] = 1000,
 ) -> None:
     """How far the output of every head can move with its query: certified, attacked, as it is.
@@ -36,13 +40,15 @@ def certificates(
     from fenchel import lens
     from fenchel.lens.constants import stability
     from papers.studies import stability_pictures as picture
+    from fenchel.lens.text import LONGEST, limit
 
     try:
         with progress_bar(TaskProgressColumn()) as progress:
             task = progress.add_task("loading", total=1.0)
             loaded, tokenizer = lens.load(model)
-            encoded = lens.encode(tokenizer, [_read(text)])
-            inputs = {name: value[:, :tokens] for name, value in encoded.items()}
+            most = _tokens(tokens, limit(loaded, tokenizer, LONGEST))
+            encoded = lens.encode(tokenizer, [_read(text)], model=loaded)
+            inputs = {name: value[:, :most] for name, value in encoded.items()}
             found = stability(
                 loaded,
                 inputs,
@@ -58,6 +64,16 @@ def certificates(
     typer.echo(path)
     title = f"{document['model']}, {found.tokens} tokens of {text.name}"
     typer.echo(picture.save(found, out / "study_certificates.svg", title))
+
+
+def _tokens(wanted: int | None, most: int) -> int:
+    """wanted: None where it is left to us."""
+    if wanted is not None and wanted > most:
+        raise ValueError(
+            f"--tokens is {wanted}, but {most} are read at most; give --tokens {most}, or leave it "
+            "out"
+        )
+    return min(most, _TOKENS) if wanted is None else wanted
 
 
 def _read(path: Path) -> str:

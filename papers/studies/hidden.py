@@ -49,7 +49,7 @@ def clouds(model: Any, tokenizer: Any, texts: Sequence[str]) -> list[Cloud]:
     if not texts:
         return []
     attentions(model, "encoder")  # refuses what has none
-    inputs = encode(tokenizer, texts)
+    inputs = encode(tokenizer, texts, model=model)
     batch = Batch.of(model, inputs, "encoder")
     made: list[Cloud | None] = [None] * len(texts)
     with evaluating(model), torch.no_grad():

@@ -145,7 +145,7 @@ def robustness(
     generator = torch.Generator().manual_seed(seed)
     rows, spreads, queries = [], [], 0
     for text in texts:
-        heads = list(seen(model, encode(tokenizer, [text])))[layer]
+        heads = list(seen(model, encode(tokenizer, [text], model=model)))[layer]
         always = hull(heads), log_on_ball(heads), log_here(heads)  # whatever the share
         made = [_measured(heads, share, draws, generator, always) for share in SHARES]
         rows.append(torch.stack(made, 1))  # (figure, share, head)

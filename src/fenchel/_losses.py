@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fenchel._numerics import check_tensor, check_whole, dot, has, where
 from fenchel._solution import Solution, Status
-from fenchel._solve import solve
+from fenchel._solve import check_scores, solve_fully
 from fenchel.priors import Prior
 from fenchel.regularizers.contract import Regularizer
 
@@ -44,7 +44,8 @@ def fenchel_young_loss(
         raise ValueError(f"reduction must be one of {_REDUCTIONS}, got {reduction!r}")
     check_tensor(target, "target")
     check_whole(ignore_index, "ignore_index", -(2**63))
-    solution = solve(scores, regularizer, base=base)
+    check_scores(scores, regularizer, -1)
+    solution = solve_fully(scores, regularizer, base=base)
     distribution, counted = _as_distribution(target, scores, ignore_index, solution)
     loss = _loss(solution, distribution)
     factor = _row_weights(weight, distribution, scores)

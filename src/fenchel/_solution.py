@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +37,7 @@ _REMEDIES = {
     Status.NONFINITE: "a score is NaN or +inf, the base is negative, NaN or infinite, or a "
     "parameter is out of range; mask with -inf or base = 0, and check what made the scores",
     Status.INFEASIBLE: "the budget k exceeds the number of unmasked keys; lower k for this row "
-    "(k may be a tensor, one a row) or unmask keys",
+    "(k may be a tensor, one per row) or unmask keys",
     Status.MAX_STEPS: "the search stopped before its tolerance; read the gap for how far off the "
     "row may be. Fused on a grid: raise max_steps or the tolerance. Tsallis: alpha or the range of "
     "the base is too large for this precision; lower it or use float64",
@@ -55,7 +57,7 @@ class Problem:
 
     scores: Tensor  # (..., n), float32 or float64
     base: Base
-    shift: Tensor  # (...), the row's anchor: its largest live score, or near the threshold
+    shift: Tensor  # (...), the row's anchor: a score near which the weights are decided
     axis: int  # where the keys were, counted from the end
     given: Tensor  # the scores before anything was done to them, keys last; detached
 
@@ -83,24 +85,57 @@ def gap_tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-12, torch.float32: 1e-9}.get(dtype, torch.finfo(dtype).eps ** 2 * 8)
 
 
+class Answer(NamedTuple):
+    """What stands behind the weights: the problem, and what certifies them."""
+
+    problem: Problem
+    outcome: Tensor  # (...), codes of `Status` as the search left them
+    threshold: Tensor  # (...)
+    dual: Dual
+    conjugate: Tensor  # (...), on the shifted scores
+
+
 @dataclass(frozen=True, eq=False)
 class Solution:
     """The maximiser of <scores, p> - Omega(p), row by row.
 
     weights: in the shape and dtype of the scores, zero on keys that get nothing.
-    threshold: the score at or below which a key gets nothing; -inf for Shannon. For `Fused` it
-        applies to the smoothed scores.
+
     Numbers other than the weights come in float32 at least. Row tensors have the shape of the
     scores without the key axis.
     """
 
     weights: Tensor
-    threshold: Tensor
-    outcome: Tensor  # codes of `Status` as the search left them; `status` reads the gap too
     regularizer: Regularizer
-    problem: Problem
-    dual: Dual
-    conjugate: Tensor  # on the shifted scores
+    answer: Callable[[], Answer]  # computed when first asked for: most callers want the weights
+
+    @property
+    def problem(self) -> Problem:
+        """The scores made ready."""
+        return self.answer().problem
+
+    @property
+    def threshold(self) -> Tensor:
+        """The score at or below which a key gets nothing; -inf for Shannon. (...)
+
+        For `Fused` it applies to the smoothed scores.
+        """
+        return self.answer().threshold
+
+    @property
+    def outcome(self) -> Tensor:
+        """Codes of `Status` as the search left them; `status` reads the gap too. (...)"""
+        return self.answer().outcome
+
+    @property
+    def dual(self) -> Dual:
+        """The multipliers that certify the weights."""
+        return self.answer().dual
+
+    @property
+    def conjugate(self) -> Tensor:
+        """The conjugate at the scores less their anchor; see `potential`. (...)"""
+        return self.answer().conjugate
 
     @property
     def support(self) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, has, readable, where
-from fenchel._solution import Problem, Solution, SolveError, Status, subtract_anchor
+from fenchel._solution import Answer, Problem, Solution, SolveError, Status, subtract_anchor
+from fenchel._unchanged import Unchanged
 from fenchel.priors import Base, Prior, expand_to, resolve
 from fenchel.regularizers.contract import Maximum, Regularizer
 
@@ -35,23 +36,55 @@ def solve(
         base and differentiate it; the others take masks.
     throw: raise `SolveError` if any row is not OK. By default read `status`.
     """
-    _check(scores, regularizer, dim)
-    problem, status = _prepare(scores, base, dim, regularizer)
-    maximum = regularizer.maximize(problem.scores, problem.base)
-    outcome = _final_status(status, maximum)
-    weights = _finish(maximum.weights, outcome).to(scores.dtype).movedim(-1, problem.axis)
-    solution = Solution(
-        weights=weights,
-        threshold=_threshold(maximum.threshold + problem.shift, outcome),
-        outcome=outcome,
-        regularizer=_snapshot(regularizer),
-        problem=problem,
-        dual=maximum.dual,
-        conjugate=maximum.potential,
-    )
+    check_scores(scores, regularizer, dim)
+    weights = None if base is not None else _weigh_rows(scores, regularizer, dim)
+    if weights is None:
+        solution = solve_fully(scores, regularizer, base=base, dim=dim)
+    else:
+        regularizer = _snapshot(regularizer)
+        solution = Solution(weights, regularizer, _Later(scores, regularizer, dim))
     if throw:
         _raise_on_trouble(solution.status)
     return solution
+
+
+def solve_fully(
+    scores: Tensor, regularizer: Regularizer, *, base: Tensor | Prior | None = None, dim: int = -1
+) -> Solution:
+    """`solve` for callers who want more than the weights: everything is computed at once."""
+    problem, status = _prepare(scores, base, dim, regularizer)
+    maximum = regularizer.maximize(problem.scores, problem.base)
+    outcome = _final_status(status, maximum)
+    threshold = _threshold(maximum.threshold + problem.shift, outcome)
+    answer = Answer(problem, outcome, threshold, maximum.dual, maximum.potential)
+    weights = _finish(maximum.weights, outcome).to(scores.dtype).movedim(-1, problem.axis)
+    return Solution(weights, _snapshot(regularizer), lambda: answer)
+
+
+def _weigh_rows(scores: Tensor, regularizer: Regularizer, dim: int) -> Tensor | None:
+    """The weights alone, in one pass, where the regulariser knows how."""
+    if scores.numel() == 0:
+        return None
+    rows = scores.movedim(dim, -1).to(compute_dtype(scores.dtype))
+    weights = regularizer.weigh(rows)
+    return None if weights is None else weights.to(scores.dtype).movedim(-1, dim)
+
+
+class _Later:
+    """The answer to scores whose weights are known, computed when it is first asked for."""
+
+    def __init__(self, scores: Tensor, regularizer: Regularizer, dim: int) -> None:
+        self._arguments = (scores, regularizer, dim)
+        self._unchanged = None if torch.compiler.is_compiling() else Unchanged(scores=scores)
+        self._answer: Answer | None = None
+
+    def __call__(self) -> Answer:
+        if self._answer is None:
+            if self._unchanged is not None:
+                self._unchanged.check("the certificate of a solution")
+            scores, regularizer, dim = self._arguments
+            self._answer = solve_fully(scores, regularizer, dim=dim).answer()
+        return self._answer
 
 
 def _snapshot(regularizer: Regularizer) -> Regularizer:
@@ -65,7 +98,8 @@ def _snapshot(regularizer: Regularizer) -> Regularizer:
     return mine
 
 
-def _check(scores: Tensor, regularizer: Regularizer, dim: int) -> None:
+def check_scores(scores: Tensor, regularizer: Regularizer, dim: int) -> None:
+    """Refuse what is no scores, no regulariser or no axis of them."""
     check_tensor(scores, "scores")
     if not isinstance(regularizer, Regularizer):
         raise TypeError(

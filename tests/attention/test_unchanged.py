@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel._attention.unchanged import Unchanged
+from fenchel._unchanged import Unchanged
 from tests.attention.cases import draw
 from tests.attention.test_tiles import CASES, SMALL
 

@@ -280,6 +280,7 @@ def _png(rows: Sequence[Example], dpi: int, mark: str) -> bytes:
         canvas = Figure(figsize=size(rows), dpi=dpi, facecolor="white")
         FigureCanvasAgg(canvas)
         paint(canvas, rows, draw.LIGHT)
+        draw.take_literally(canvas)
         buffer = io.BytesIO()
         canvas.savefig(buffer, format="png", facecolor="white")
     inside = PngImagePlugin.PngInfo()

@@ -55,7 +55,7 @@ def _layer(tour: Tour) -> tuple[Seen, str]:
 
         model, tokenizer = lens.load(tour.model)
         text = " ".join(_INTRO.split()[:90])
-        layers = list(constants.seen(model, lens.encode(tokenizer, [text])))
+        layers = list(constants.seen(model, lens.encode(tokenizer, [text], model=model)))
         return layers[min(2, len(layers) - 1)], f"layer 3 of {tour.model.name}"
     generator = tour.generator()
     heads, n, size = (3, 8, 4) if tour.quick else (12, 64, 32)

@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 
 from fenchel._attention.call import Call, finite, rounded_base, stored
 from fenchel._attention.tiled import by_tiles, tiled
-from fenchel._attention.unchanged import Unchanged
 from fenchel._numerics import has, transformed, where
+from fenchel._unchanged import Unchanged
 from fenchel.priors import Prior, resolve
 from fenchel.regularizers.shannon import Shannon
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fenchel._attention.call import Call, finite
-from fenchel._attention.unchanged import Unchanged
 from fenchel._kernels.dropout import keep_mask
 from fenchel._numerics import compute_dtype, full_precision, transformed, where
 from fenchel._solution import Solution
 from fenchel._solve import solve
+from fenchel._unchanged import Unchanged
 from fenchel.regularizers.contract import Regularizer
 
 R = TypeVar("R", bound=Regularizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shlex
 import signal
 import sys
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
+
+from fenchel.lens.launcher import check_environment, rank, world_size
 
 _USAGE, _ENVIRONMENT, _INTERRUPTED = 2, 1, 130
 _ABOUT_INPUT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError)
@@ -37,6 +38,7 @@ def explained(context: typer.Context, go_on: Callable[[], str]) -> Iterator[None
     to continue."""
     try:
         with _terminated():
+            check_environment()
             yield
     except KeyboardInterrupt:
         _leave(context, f"stopped; what is stored is kept. {go_on()}", _INTERRUPTED)
@@ -71,10 +73,17 @@ def _terminated() -> Iterator[None]:
 
 
 def _leave(context: typer.Context, message: str, code: int) -> NoReturn:
-    number = int(os.environ.get("RANK", "0"))
-    before = f"process {number}: " if number else ""
-    print(f"{context.command_path}: {before}{message}", file=sys.stderr)
+    print(f"{context.command_path}: {_speaker()}{message}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def _speaker() -> str:
+    """Which process of several says it."""
+    try:
+        number = rank()
+    except ValueError:  # the message says that
+        return ""
+    return f"process {number}: " if number else ""
 
 
 def with_resume(context: typer.Context) -> str:
@@ -85,6 +94,5 @@ def with_resume(context: typer.Context) -> str:
         if option.name in ("model", "resume") or value is None or value == option.default:
             continue
         words += [option.opts[0]] if value is True else [option.opts[0], str(value)]
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    started = " (started by the same launcher)" if several else ""
+    started = " (started by the same launcher)" if world_size() > 1 else ""
     return f"To go on{started}: {shlex.join([*words, '--resume'])}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel.lens.recognise import Kind, family_of
+from fenchel.lens.text import positions
 
 _FIRST = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 _SECOND = ("decoder_input_ids", "decoder_attention_mask")
@@ -44,6 +45,7 @@ class Batch:
         first.setdefault("attention_mask", torch.ones_like(first["input_ids"]))
         second = {name: given[name].to(device) for name in _SECOND if name in given}
         if not pair or attention == "encoder":
+            _check_length(model, first["input_ids"])
             return cls(first, {}, encoder_only=pair)
         if labels is not None:
             second = {**_from_labels(model, labels.to(device)), **second}
@@ -53,6 +55,7 @@ class Batch:
                 "fenchel.lens.encode(tokenizer, sentences, decoder=True) makes labels"
             )
         second.setdefault("decoder_attention_mask", torch.ones_like(second["decoder_input_ids"]))
+        _check_length(model, first["input_ids"], second["decoder_input_ids"])
         return cls(first, second, encoder_only=False)
 
     @property
@@ -116,6 +119,16 @@ def _check(given: dict[str, Any], pair: bool) -> None:
     if len({len(value) for value in given.values()}) > 1:
         shown = ", ".join(f"{name} {tuple(value.shape)}" for name, value in given.items())
         raise ValueError(f"inputs differ in their number of sentences: {shown}")
+
+
+def _check_length(model: Any, *ids: Tensor) -> None:
+    """A token without a position would end deep inside the model."""
+    most, given = positions(model), max(x.shape[1] for x in ids)
+    if most is not None and given > most:
+        raise ValueError(
+            f"inputs have {given} tokens, but {type(model).__name__} reads at most {most}; cut "
+            "them: lens.encode(tokenizer, texts, model=model)"
+        )
 
 
 def _from_labels(model: Any, labels: Tensor) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ def run(settings: Settings, advance: Callable[[float], object] | None = None) ->
     kind = cast(Kind, settings.attention)
     pair = attentions(model, kind)[0].family.pair  # refused here where the kind is wrong
     decoder = pair and kind != "encoder"
-    inputs = encode(tokenizer, texts, decoder=decoder)
+    inputs = encode(tokenizer, texts, decoder=decoder, model=model)
     start = time.perf_counter(), time.process_time()
     found = deviation(model, inputs, attention=kind, scaling=settings.scaling, advance=advance)
     seconds, busy = time.perf_counter() - start[0], time.process_time() - start[1]

@@ -108,6 +108,14 @@ class Regularizer(ABC):
                 object.__setattr__(mine, name, value[..., start:stop])
         return mine
 
+    def weigh(self, scores: Tensor) -> Tensor | None:
+        """The weights of rows of scores as they are given, in one pass, where a kernel can.
+
+        Without a base, keys last: NaN in a row that holds NaN or +inf, zeros in a row of -inf, and
+        the derivatives that `maximize` has. None: `solve` prepares the rows and maximises.
+        """
+        return None
+
     def conjugate(self, scores: Tensor, base: Base) -> Tensor:
         """Omega*(scores) = max_p <scores, p> - Omega(p). (..., n) -> (...)"""
         return self.maximize(scores, base).potential

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fenchel._numerics import masked_max, where
+from fenchel._numerics import masked_max, readable, where
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -55,6 +55,13 @@ class Shannon(Regularizer):
         log_ratio = where(on, weights, 1.0).log() - base.safe_log()
         outside = (on & ~base.allowed).any(-1)
         return where(~outside, tau * where(on, weights * log_ratio, 0.0).sum(-1), math.inf)
+
+    def weigh(self, scores: Tensor) -> Tensor | None:
+        if isinstance(self.temperature, Tensor) or self.temperature != 1:
+            return None  # scores are divided after their anchor is taken off, not before
+        weights = torch.softmax(scores, -1)
+        first = weights[..., 0]  # torch makes a whole row NaN, or nothing of it
+        return weights if readable(first) and not bool(first.isnan().any()) else None
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         tau = per_row(self.temperature, scores, "temperature")

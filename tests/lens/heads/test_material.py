@@ -5,7 +5,8 @@ import torch
 import transformers as hf
 
 from fenchel.lens.heads import material as rooms
-from fenchel.lens.heads.material import Images, Texts, grid, limit, material
+from fenchel.lens.heads.material import Images, Texts, grid, material
+from fenchel.lens.text import limit
 from tests.lens.architectures import SMALL, build, pictures, processor, tokenizer
 
 TEXTS = ["a b c d e f g h", "a", "b c", "d e f", "g h i j k", "l m n o p q", "r s", ""]

@@ -153,3 +153,11 @@ def test_the_what_if_shows_every_head_for_every_alpha() -> None:
         column["title"] = named.get(column["name"], column["title"])
     (ax,) = what_if_figure(made).axes
     assert ax.get_xlabel() == "links kept"
+
+
+def test_titles_are_not_formulas(tmp_path: Path) -> None:
+    """A measure of your own is called as you like."""
+    made = document()
+    for column in made["columns"]:
+        column["title"] = r"costs $\5 or $6"
+    assert save_figures(made, tmp_path)

@@ -168,3 +168,10 @@ def test_a_picture_that_cannot_be_small_enough_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="more than 100 bytes"):
         maps.save(rows, tmp_path / "maps.png", most=100)
     assert not (tmp_path / "maps.png").exists()
+
+
+def test_questions_and_answers_are_not_formulas(tmp_path: Path) -> None:
+    picture = np.zeros((8, 8, 3))
+    looks = {"softmax": maps.Look(np.ones((8, 8)), r"$\5 or $6", right=True)}
+    row = maps.Example(picture, r"is it $\5 or $6?", "yes", "all were right", looks, None)
+    assert maps.save([row], tmp_path / "maps.png").exists()

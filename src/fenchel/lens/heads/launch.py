@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +24,12 @@ import torch
 
 from fenchel._version import __version__
 from fenchel.lens.heads.auditing import Run, Unit
-from fenchel.lens.heads.material import Images, Texts, grid, limit
+from fenchel.lens.heads.material import Images, Texts, grid
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.table import Audit
 from fenchel.lens.heads.wanted import Wanted
+from fenchel.lens.launcher import check_environment, world_size
+from fenchel.lens.text import limit
 
 _PATIENCE = timedelta(days=30)  # a process that stops is noticed at once; a slow one is waited for
 _SAMPLED = 2**30  # bytes of weights above which not all are read
@@ -59,7 +60,8 @@ class Team:
 @contextmanager
 def team() -> Iterator[Team]:
     """The processes that a launcher has started, or this one alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    check_environment()
+    if world_size() < 2:
         yield Team()
         return
     try:

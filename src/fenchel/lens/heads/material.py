@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fenchel._numerics import check_whole
 from fenchel.lens.problems import evaluating
 from fenchel.lens.recognise import Kind
+from fenchel.lens.text import LONGEST, limit
 
-LONGEST = 512  # tokens, unless the caller says otherwise
-_POSITIONS = ("position_embeddings", "embed_positions", "wpe")
 _ENTRIES = 2**18  # numbers of the weights of one layer that are held at once
 _REMEMBERED = 64  # groups of texts whose generated tokens are kept
 _STRETCH = 1.4  # longest over shortest of the texts that are padded to one length
@@ -310,19 +309,6 @@ def grid(model: Any, pixels: Tensor) -> tuple[int, int, int]:
             "for a token a patch, after special ones"
         )
     return before, rows, columns
-
-
-def limit(model: Any, tokenizer: Any, longest: int) -> int:
-    """Tokens of a text at most: ours, the tokenizer's and the model's."""
-    allowed = [longest, int(min(tokenizer.model_max_length, 2**31))]
-    for path, module in model.named_modules():
-        # a table of positions; RoBERTa's begins after its padding
-        if isinstance(module, nn.Embedding) and path.rpartition(".")[2] in _POSITIONS:
-            first = 0 if module.padding_idx is None else module.padding_idx + 1
-            allowed.append(module.num_embeddings - first)
-    rotary = getattr(model.config, "max_position_embeddings", None)
-    allowed += [rotary] if isinstance(rotary, int) and rotary > 0 else []
-    return max(2, min(allowed))
 
 
 def at_once(model: Any, tokens: int) -> int:

@@ -28,7 +28,7 @@ from fenchel.lens.page.maps import (
     styled,
     title_width,
 )
-from fenchel.lens.pictures.draw import BLUE, GREEN, LIGHT, PURPLE, VERMILION
+from fenchel.lens.pictures.draw import BLUE, GREEN, LIGHT, PURPLE, VERMILION, take_literally
 
 DPI = 150
 _COLUMNS = 6  # small multiples in a row
@@ -61,6 +61,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     """stem.png and stem.svg."""
     made = [stem.with_name(f"{stem.name}.{form}") for form in ("png", "svg")]
     with styled():
+        take_literally(figure)
         figure.savefig(made[0], dpi=DPI)
         figure.savefig(made[1], metadata={"Date": None})  # the same file from the same numbers
     return made

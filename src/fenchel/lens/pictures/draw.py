@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatterMathtext, NullLocator
 from numpy.typing import NDArray
 
 INK, FAINT, PAPER = "#0a0b00", "#0a0b01", "#0a0b02"
@@ -106,11 +107,27 @@ def _document(paint: _Paint, size: tuple[float, float], style: dict[str, Any]) -
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure)
+        take_literally(figure)
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         background = style["figure.facecolor"]
         figure.savefig(buffer, format="svg", facecolor=background, metadata=nothing)
     return buffer.getvalue()
+
+
+def take_literally(figure: Figure) -> None:
+    """Show every text as it stands, once all are there: a folder's name may hold two `$`, and what
+    is between them is a formula to matplotlib. Only powers on logarithmic axes are formulas."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
+        for ticks, formatter in (
+            (axis.get_major_ticks(), axis.get_major_formatter()),
+            (axis.get_minor_ticks(), axis.get_minor_formatter()),
+        ):
+            for tick in ticks if isinstance(formatter, LogFormatterMathtext) else ():
+                tick.label1.set_parse_math(True)
+                tick.label2.set_parse_math(True)
 
 
 def _for_page(document: str) -> str:
