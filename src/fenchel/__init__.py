@@ -12,9 +12,10 @@ from fenchel._attention import (
     AttentionSolution,
     attention,
     attention_solution,
+    explain,
     replace_sdpa,
 )
-from fenchel._info import info
+from fenchel._kernels.route import Route, use
 from fenchel._losses import fenchel_young_loss
 from fenchel._maps import entmax, softmax, sparsemax
 from fenchel._solution import Solution, SolveError, Status
@@ -24,6 +25,7 @@ from fenchel.regularizers import Budget, Fused, Norm, Regularizer, Shannon, Tsal
 
 if TYPE_CHECKING:
     from fenchel import bounds, continuous, dual, hf, lens, measures, nn, testing
+    from fenchel._info import info
 
 # Rooms that load when they are first touched: `fl.nn` is enough.
 _ROOMS = ("bounds", "continuous", "dual", "hf", "lens", "measures", "nn", "testing")
@@ -34,6 +36,7 @@ __all__ = [
     "Fused",
     "Norm",
     "Regularizer",
+    "Route",
     "Shannon",
     "Solution",
     "SolveError",
@@ -46,6 +49,7 @@ __all__ = [
     "continuous",
     "dual",
     "entmax",
+    "explain",
     "fenchel_young_loss",
     "hf",
     "info",
@@ -59,10 +63,15 @@ __all__ = [
     "solve",
     "sparsemax",
     "testing",
+    "use",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "info":  # asks the machine, so it loads when it is asked
+        from fenchel._info import info
+
+        return info
     if name in _ROOMS:
         from importlib import import_module
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fenchel._kernels import library
+from fenchel._kernels.route import describe_native
 from fenchel._version import __version__
 
 # What each extra adds, by the names that are imported.
@@ -65,7 +65,7 @@ def devices() -> list[str]:
 
 
 def fast_paths() -> list[FastPath]:
-    native = FastPath("native kernels", library.native() is not None, library.describe())
+    native = FastPath("native kernels", *describe_native())
     return [native, _cuda(), _compile(), *map(_extra, _EXTRAS)]
 
 

@@ -254,13 +254,6 @@ def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.devic
     return padded.expand(four)
 
 
-def finite(*tensors: Tensor) -> bool:
-    """Neither NaN nor infinity, as far as Python may look. A sum tells, in one pass."""
-    dtypes = (compute_dtype(tensor.dtype) for tensor in tensors)
-    sums = [x.detach().sum(dtype=dtype) for x, dtype in zip(tensors, dtypes, strict=True)]
-    return not has(~torch.stack(sums).isfinite())
-
-
 def stored(tensor: Tensor) -> Tensor:
     """Without the copies that broadcasting pretends: size one along broadcast axes."""
     for axis, stride in enumerate(tensor.stride()):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fenchel._attention.call import Call
+from fenchel._kernels.route import Reason
 from fenchel._numerics import transformed
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -24,20 +25,33 @@ _WIDTHS = (16, 32, 64, 128, 256)  # Triton's ranges are powers of two
 _STEPS = 10  # of their hybrid of Halley's method and bisection
 
 
-def adasplash_fits(call: Call, regularizer: Tsallis) -> bool:
-    """A call that their kernels can express: square, unmasked or causal, a plain alpha."""
-    if call.query.device.type != DEVICE or transformed() or torch.compiler.is_compiling():
-        return False
-    numbers = (regularizer.alpha, regularizer.temperature)
-    if any(isinstance(number, Tensor) for number in numbers) or regularizer.alpha == 1:
-        return False
+def against_adasplash(call: Call, regularizer: Tsallis) -> Reason:
+    """Why their kernels cannot express this call: they take square, unmasked or causal calls with
+    one alpha <= 2, and have first derivatives only."""
+    query, numbers = call.query, (regularizer.alpha, regularizer.temperature)
+    if query.device.type != DEVICE or query.device.index not in (None, _current_device()):
+        return f"it runs on the current CUDA device, the operands are on {query.device}"
+    if transformed() or torch.compiler.is_compiling():
+        return "a transform or torch.compile is active"
+    if any(isinstance(number, Tensor) for number in numbers) or not 1 < regularizer.alpha <= 2:
+        return "it takes one alpha, a number above 1 and at most 2"
     if any(part is not None for part in (call.mask, call.bias, call.base, call.seed)):
-        return False
-    if not call.query.shape == call.key.shape == call.value.shape:
-        return False
-    tokens, width = call.query.shape[2:]
-    fits = tokens % _LENGTH == 0 and tokens > 0 and width in _WIDTHS
-    return fits and importlib.util.find_spec("adasplash") is not None
+        return "it takes no mask, bias, base or dropout"
+    if query.dtype == torch.float64 or not query.shape == call.key.shape == call.value.shape:
+        return "query, key and value must have one shape, in float32 or less"
+    tokens, width = query.shape[2:]
+    if tokens & (tokens - 1) or tokens < _LENGTH or width not in _WIDTHS:
+        return (
+            f"it takes powers of two from {_LENGTH} tokens and {_WIDTHS} components, got {tokens} "
+            f"and {width}"
+        )
+    if importlib.util.find_spec("adasplash") is None:
+        return 'the package adasplash is missing; pip install -c constraints.txt ".[cuda]"'
+    return None
+
+
+def _current_device() -> int:
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 def adasplash_attention(call: Call, regularizer: Tsallis) -> Tensor:

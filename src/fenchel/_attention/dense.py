@@ -7,58 +7,58 @@ cannot do goes through the tiles; second derivatives are taken there too.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fenchel._attention.call import Call, finite, rounded_base, stored
-from fenchel._attention.tiled import by_tiles, tiled
-from fenchel._numerics import has, transformed, where
+from fenchel._attention.call import Call, rounded_base, stored
+from fenchel._attention.tiled import TILES, by_tiles, tiled
+from fenchel._kernels.route import Path, Reason, against_sdpa
+from fenchel._numerics import where
 from fenchel._unchanged import Unchanged
 from fenchel.priors import Prior, resolve
 from fenchel.regularizers.shannon import Shannon
 
 
-def softmax_attention(call: Call, regularizer: Shannon) -> Tensor:
-    """(batch, head, query, d_value)."""
-    given, call = call, rounded_base(call)
-    if not _fits(call, regularizer):
-        return tiled(given, regularizer)
-    if torch.compiler.is_compiling():
-        return _fused(call, regularizer)
-    operands = (call.query, call.key, call.value)
-    if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
-        output: Tensor = _Fused.apply(call, regularizer, *operands)  # type: ignore[no-untyped-call]
-        return output
-    return _fused(call, regularizer)
+def softmax_paths(call: Call, regularizer: Shannon) -> list[Path]:
+    """The fastest first."""
+    rounded = rounded_base(call)
+    return [
+        Path(
+            "torch's fused attention",
+            lambda: _against(rounded, regularizer),
+            partial(_attend, rounded, regularizer),
+        ),
+        Path(TILES, lambda: None, partial(tiled, call, regularizer)),
+    ]
 
 
-def _fits(call: Call, regularizer: Shannon) -> bool:
-    """Torch's operator can do it: first derivatives in query, key and value only, no dropout
-    (which it does on the whole n x n matrix), biases in full precision."""
-    if transformed() or call.seed is not None or isinstance(regularizer.temperature, Tensor):
-        return False
-    if 0 in call.scores_shape or not finite(call.query, call.key, call.value):
-        return False  # torch lets NaN on hidden keys reach every query, and loses that of a query
-    if call.base is not None and call.query.dtype in (torch.float16, torch.bfloat16):
-        return False
-    if call.bias is not None and (call.bias.requires_grad or call.bias.dtype != call.query.dtype):
-        return False
+def _against(call: Call, regularizer: Shannon) -> Reason:
+    trains = None
     if isinstance(call.base, Prior):
         one = torch.arange(1, device=call.query.device)
-        return not call.base.log_mass(one, one).requires_grad
-    return call.base is None or _is_mask_or_mass(call.base, call.query.dtype)
+        trains = call.base.log_mass(one, one).requires_grad
+    return against_sdpa(
+        (call.query, call.key, call.value),
+        bias=call.bias,
+        base=stored(call.base) if isinstance(call.base, Tensor) else None,
+        prior_trains=trains,
+        dropout=call.seed is not None,
+        temperature=regularizer.temperature,
+    )
 
 
-def _is_mask_or_mass(base: Tensor, dtype: torch.dtype) -> bool:
-    """A measure whose logarithm this precision holds, without a derivative."""
-    if base.dtype == torch.bool:
-        return True
-    base = stored(base)
-    strange = base.requires_grad or base.dtype != dtype
-    return not strange and not has(~((base >= 0) & (base < torch.inf)))
+def _attend(call: Call, regularizer: Shannon) -> Tensor:
+    """(batch, head, query, d_value)."""
+    operands = (call.query, call.key, call.value)
+    follows = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+    if torch.compiler.is_compiling() or not follows:
+        return _fused(call, regularizer)
+    output: Tensor = _Fused.apply(call, regularizer, *operands)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _fused(call: Call, regularizer: Shannon) -> Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from fenchel._attention.call import Call, check_regularizer, prepare
-from fenchel._attention.dense import softmax_attention
-from fenchel._attention.sparse import sparse_attention
-from fenchel._attention.tiled import tiled
+from fenchel._attention.dense import softmax_paths
+from fenchel._attention.sparse import sparse_paths
+from fenchel._attention.tiled import TILES, tiled
+from fenchel._kernels.route import Path, Route, choose
 from fenchel.priors import Prior
 from fenchel.regularizers.contract import Regularizer
 from fenchel.regularizers.shannon import Shannon
@@ -50,7 +51,7 @@ def attention(
 
     A query that sees no key gets zeros; one with a NaN or +inf score gets NaN, and so does one that
     sees fewer keys than `Budget(k)` asks for: under a causal mask the first queries. There give one
-    budget a query: `Budget(torch.arange(1.0, queries + 1).clamp(max=k))`.
+    budget per query: `Budget(torch.arange(1.0, queries + 1).clamp(max=k))`.
     """
     check_regularizer(regularizer)
     call = prepare(
@@ -64,19 +65,53 @@ def attention(
         dropout_p=dropout_p,
         enable_gqa=enable_gqa,
     )
-    return call.restore(_route(call, regularizer))
+    path, _ = choose(_paths(call, regularizer))
+    return call.restore(path.run())
 
 
-# The fastest exact path for each kind of regulariser; all others go through the tiles.
-_PATHS: dict[type[Regularizer], Callable[[Call, Any], Tensor]] = {
-    Shannon: softmax_attention,
-    Tsallis: sparse_attention,
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    regularizer: Regularizer = _SHANNON,
+    *,
+    base: Tensor | Prior | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+) -> Route:
+    """Which implementation `attention` runs for these arguments, and why no faster one.
+
+    >>> print(fl.explain(q, k, v, fl.Tsallis(1.5)))
+    runs on: native kernels
+    not on AdaSplash on CUDA (never run on a device): it runs on the current CUDA device, ...
+    """
+    check_regularizer(regularizer)
+    call = prepare(
+        query,
+        key,
+        value,
+        base=base,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        enable_gqa=enable_gqa,
+    )
+    return choose(_paths(call, regularizer))[1]
+
+
+# The paths of each kind of regulariser; all others go through the tiles.
+_PATHS: dict[type[Regularizer], Callable[[Call, Any], list[Path]]] = {
+    Shannon: softmax_paths,
+    Tsallis: sparse_paths,
 }
 
 
-def _route(call: Call, regularizer: Regularizer) -> Tensor:
-    """(batch, head, query, d_value)."""
+def _paths(call: Call, regularizer: Regularizer) -> list[Path]:
     for kind in type(regularizer).__mro__:
         if kind in _PATHS:
             return _PATHS[kind](call, regularizer)
-    return tiled(call, regularizer)
+    return [Path(TILES, lambda: None, lambda: tiled(call, regularizer))]

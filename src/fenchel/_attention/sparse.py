@@ -9,70 +9,54 @@ import torch
 from torch import Tensor
 
 from fenchel._attention.call import Call, rounded_base, stored
-from fenchel._attention.cuda import adasplash_attention, adasplash_fits
-from fenchel._attention.tiled import by_tiles, tiled
+from fenchel._attention.cuda import adasplash_attention, against_adasplash
+from fenchel._attention.tiled import TILES, by_tiles, tiled
 from fenchel._kernels.attention import Numbers, tsallis_attention, tsallis_attention_backward
-from fenchel._kernels.library import native
-from fenchel._kernels.tsallis import EDGE_ABOVE
-from fenchel._numerics import compute_dtype, has, readable, transformed, where
+from fenchel._kernels.route import Path, Reason, against_masses, against_sparse_attention
+from fenchel._numerics import compute_dtype, where
 from fenchel.priors import Causal, Prior, expand_to
 from fenchel.regularizers.contract import per_row
 from fenchel.regularizers.tsallis import Tsallis
 
-# Log of the largest mass in a row, either way: far from one the kernels' 1 + eps d loses digits.
-_WIDEST = {torch.float32: 7.0, torch.float64: 30.0}
-# Below it a mass is no float32 any more, and near softmax a large score could make up for it.
-_SMALLEST = -80.0
 
-
-def sparse_attention(call: Call, regularizer: Tsallis) -> Tensor:
-    """(batch, head, query, d_value)."""
+def sparse_paths(call: Call, regularizer: Tsallis) -> list[Path]:
+    """The fastest first."""
     if isinstance(call.base, Causal):
         call = replace(call, causal=True, base=None)
-    if adasplash_fits(call, regularizer):
-        return adasplash_attention(call, regularizer)
-    given, call = call, rounded_base(call)
-    if not _fits(call, regularizer):
-        return tiled(given, regularizer)
-    # A prior is made tile by tile; a bias that trains gets its gradient tile by tile, and one that
-    # is divided by a temperature of each row must be stored.
-    by_row = isinstance(regularizer.temperature, Tensor)
-    if isinstance(call.base, Prior) or (
-        call.bias is not None and (call.bias.requires_grad or by_row)
-    ):
-        return by_tiles(call, regularizer, _attend)
-    return _attend(call, regularizer)
+    rounded = rounded_base(call)
+    return [
+        Path(
+            "AdaSplash on CUDA (never run on a device)",
+            lambda: against_adasplash(call, regularizer),
+            lambda: adasplash_attention(call, regularizer),
+        ),
+        Path(
+            "native kernels",
+            lambda: _against(rounded, regularizer) or _by_tiles(rounded, regularizer),
+            lambda: _attend(rounded, regularizer),
+        ),
+        Path(
+            "native kernels, tile by tile",
+            lambda: _against(rounded, regularizer),
+            lambda: by_tiles(rounded, regularizer, _attend),
+        ),
+        Path(TILES, lambda: None, lambda: tiled(call, regularizer)),
+    ]
 
 
-def _fits(call: Call, regularizer: Tsallis) -> bool:
-    if native() is None or call.query.device.type != "cpu" or transformed():
-        return False
-    if 0 in call.scores_shape or 0 in (call.query.shape[3], call.value.shape[3]):
-        return False
-    if isinstance(call.base, Tensor):
-        tame = _is_mask_or_tame(call.base, call.query.dtype, regularizer)
-        return tame and not call.base.requires_grad
-    return True
+def _against(call: Call, regularizer: Tsallis) -> Reason:
+    base = stored(call.base) if isinstance(call.base, Tensor) else None
+    return against_sparse_attention(call.query, call.key, call.value, base, regularizer.alpha)
 
 
-def _is_mask_or_tame(base: Tensor, dtype: torch.dtype, regularizer: Tsallis) -> bool:
-    if base.dtype == torch.bool:
-        return True
-    base = stored(base)
-    if not readable(base) or (base.dtype == torch.float64 != dtype) or has(~(base >= 0)):
-        return False
-    return _is_tame(base.to(compute_dtype(dtype)).log(), regularizer)
-
-
-def _is_tame(log_mass: Tensor, regularizer: Tsallis) -> bool:
-    """Masses that the kernels can multiply as they are."""
-    largest = log_mass.amax(-1)
-    fits = (largest.abs() < _WIDEST[log_mass.dtype]) | (largest == -torch.inf)
-    if log_mass.dtype == torch.float32:
-        alpha = torch.as_tensor(regularizer.alpha).detach()
-        lost = (log_mass < _SMALLEST) & (log_mass > -torch.inf)
-        fits = fits.all() & ~(lost.any() & (alpha <= 1 + EDGE_ABOVE).any())
-    return not has(~fits)
+def _by_tiles(call: Call, regularizer: Tsallis) -> Reason:
+    if isinstance(call.base, Prior):
+        return "a prior is made tile by tile, so that it is never stored whole"
+    if call.bias is not None and call.bias.requires_grad:
+        return "a bias that trains gets its gradient tile by tile"
+    if call.bias is not None and isinstance(regularizer.temperature, Tensor):
+        return "a bias divided by one temperature per row is stored tile by tile"
+    return None
 
 
 def _attend(call: Call, regularizer: Tsallis) -> Tensor:
@@ -80,7 +64,7 @@ def _attend(call: Call, regularizer: Tsallis) -> Tensor:
     log_mass = None
     if isinstance(call.base, Prior):
         log_mass = _log_mass(call, call.base)
-        if not _is_tame(log_mass.detach(), regularizer):
+        if against_masses(log_mass.detach(), regularizer.alpha) is not None:
             return tiled(call, regularizer)
     temperature = regularizer.temperature
     query, bias, scale, bias_scale = call.query, call.bias, call.scale, 1.0

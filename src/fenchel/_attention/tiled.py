@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fenchel._attention.call import Call, finite
+from fenchel._attention.call import Call
 from fenchel._kernels.dropout import keep_mask
+from fenchel._kernels.route import finite
 from fenchel._numerics import compute_dtype, full_precision, transformed, where
 from fenchel._solution import Solution
 from fenchel._solve import solve
@@ -25,6 +26,7 @@ from fenchel.regularizers.contract import Regularizer
 
 R = TypeVar("R", bound=Regularizer)
 
+TILES = "tiles of torch operations"  # the name of this path
 TILE = 2**22  # scores held at once; 16 MB in float32
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._kernels.library import AverageProblem, code, native, run
-from fenchel._numerics import transformed
+from fenchel._kernels.library import AverageProblem, code, run
+from fenchel._kernels.operands import FULL, Axis, check, on_one_device
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -23,21 +23,6 @@ _LIBRARY.define(
     f"average_attention_backward(Tensor slope, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
-_MOST_KEYS = 1024  # beyond, torch's fused attention has blocks of keys
-
-
-def available(like: Tensor, groups: int, keys: int) -> bool:
-    """Whether it can be used and pays: groups are what threads share."""
-    return (
-        not torch.compiler.is_compiling()  # how many threads there are is no part of a graph
-        and native() is not None
-        and like.device.type == "cpu"
-        and like.dtype in (torch.float32, torch.float64)
-        and 0 < keys <= _MOST_KEYS
-        and groups >= torch.get_num_threads()
-        and not transformed()
-    )
-
 
 def _problem(query: Tensor, value: Tensor, *pointers: int | None) -> AverageProblem:
     groups, rows, queries, dim = query.shape
@@ -45,7 +30,20 @@ def _problem(query: Tensor, value: Tensor, *pointers: int | None) -> AverageProb
     return AverageProblem(*sizes, code(query.dtype), torch.get_num_threads(), *pointers)
 
 
+_AXES = (Axis("group"), Axis("row"), Axis("query"), Axis("component"))
+_KEY, _COMPONENT = Axis("key"), Axis("component")
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, share: Tensor) -> None:
+    check(query, "query", _AXES, FULL)
+    dtype, (groups, _, _, dim) = (query.dtype,), query.shape
+    check(key, "key", (groups, _KEY, dim), dtype)
+    check(value, "value", (groups, key.shape[1], _COMPONENT), dtype)
+    check(share, "share", query.shape[:3], dtype)
+
+
 def _average(query: Tensor, key: Tensor, value: Tensor, share: Tensor) -> Tensor:
+    _check(query, key, value, share)
     operands = [x.contiguous() for x in (query, key, value, share)]
     output = _average_shape(*operands)
     pointers = [x.data_ptr() for x in (*operands, output)]
@@ -60,6 +58,8 @@ def _average_shape(query: Tensor, key: Tensor, value: Tensor, share: Tensor) -> 
 def _average_backward(
     slope: Tensor, query: Tensor, key: Tensor, value: Tensor, share: Tensor
 ) -> Four:
+    _check(query, key, value, share)
+    check(slope, "slope", (*query.shape[:2], value.shape[2]), (query.dtype,))
     slope, *operands = (x.contiguous() for x in (slope, query, key, value, share))
     made = _backward_shapes(slope, *operands)
     pointers = [*(x.data_ptr() for x in operands), None]
@@ -102,8 +102,12 @@ def _differentiable(
 
 _LIBRARY.impl("average_attention", _average, "CPU")
 _LIBRARY.impl("average_attention_backward", _average_backward, "CPU")
-torch.library.register_fake("fenchel::average_attention", _average_shape, lib=_LIBRARY)
-torch.library.register_fake("fenchel::average_attention_backward", _backward_shapes, lib=_LIBRARY)
+torch.library.register_fake(
+    "fenchel::average_attention", on_one_device(_average_shape), lib=_LIBRARY
+)
+torch.library.register_fake(
+    "fenchel::average_attention_backward", on_one_device(_backward_shapes), lib=_LIBRARY
+)
 torch.library.register_autograd("fenchel::average_attention", _backward, setup_context=_save)
 
 average_attention = torch.ops.fenchel.average_attention.default

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,13 +19,19 @@ from torch import Tensor
 BLOCK = 48  # rows of queries handled together: kBlock of native/problem.h
 VARIANTS = ("plain", "avx2", "avx512")
 
+_NO_MEMORY, _FOREIGN = 0, 2  # kNoMemory and kForeign of native/parallel.h
+
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
 class View(Structure):
     """A tensor of four axes; strides count elements. Field by field as in native/problem.h."""
 
-    _fields_ = (("data", c_void_p), ("dtype", c_int64), ("stride", c_int64 * 4))
+    _fields_ = (
+        ("data", c_void_p),
+        ("dtype", c_int64),
+        *((f"stride_{axis}", c_int64) for axis in range(4)),  # an array is slow to make
+    )
 
 
 class AttentionProblem(Structure):
@@ -59,26 +67,19 @@ class AttentionGradient(Structure):
 
 class RowsProblem(Structure):
     _fields_ = (
-        ("rows", c_int64),
-        ("keys", c_int64),
-        ("dtype", c_int64),
-        ("scores", c_void_p),
-        ("eps", c_void_p),
-        ("eps_stride", c_int64),
-        ("weights", c_void_p),
-        ("offset", c_void_p),
+        *((name, c_int64) for name in ("rows", "keys", "dtype", "family")),
+        *((name, c_void_p) for name in ("scores", "parameter")),
+        ("parameter_stride", c_int64),
+        *((name, c_void_p) for name in ("weights", "offset")),
         ("threads", c_int64),
     )
 
 
 class RowsGradient(Structure):
     _fields_ = (
-        ("rows", c_int64),
-        ("keys", c_int64),
-        ("dtype", c_int64),
-        ("weights", c_void_p),
-        ("gradient", c_void_p),
-        ("eps", c_double),
+        *((name, c_int64) for name in ("rows", "keys", "dtype", "family")),
+        *((name, c_void_p) for name in ("weights", "gradient")),
+        ("parameter", c_double),
         ("scores", c_void_p),
         ("threads", c_int64),
     )
@@ -127,8 +128,7 @@ def view(tensor: Tensor | None) -> View:
     """Up to four axes, missing ones last; no tensor is a view of nothing."""
     if tensor is None:
         return View()
-    strides = (*tensor.stride(), 0, 0, 0, 0)[:4]
-    return View(tensor.data_ptr(), _DTYPES.get(tensor.dtype, 0), (c_int64 * 4)(*strides))
+    return View(tensor.data_ptr(), _DTYPES.get(tensor.dtype, 0), *tensor.stride())
 
 
 def code(dtype: torch.dtype) -> int:
@@ -137,7 +137,7 @@ def code(dtype: torch.dtype) -> int:
 
 
 class Library:
-    """The loaded functions; a false return means that memory ran out."""
+    """The loaded functions."""
 
     def __init__(self, path: Path) -> None:
         native = ctypes.CDLL(str(path))
@@ -168,8 +168,11 @@ class Library:
 
     def call(self, name: str, *operands: Structure) -> None:
         """Run one kernel. The interpreter's lock is released meanwhile."""
-        if not getattr(self._native, f"fenchel_{name}")(*map(ctypes.byref, operands)):
+        outcome = getattr(self._native, f"fenchel_{name}")(*map(ctypes.byref, operands))
+        if outcome == _NO_MEMORY:
             raise MemoryError(f"no memory for the scratch space of fenchel's {name}")
+        if outcome == _FOREIGN:
+            raise ValueError(f"what {name} was given as saved is of a call with other operands")
 
     @property
     def variant(self) -> str:
@@ -181,38 +184,36 @@ class Library:
         return VARIANTS[self._native.fenchel_choose(VARIANTS.index(variant))]
 
 
-def _load() -> Library | None:
-    if os.environ.get("FENCHEL_NATIVE", "1") == "0":
-        return None
+def is_disabled() -> bool:
+    """By the environment; `fenchel.use` may still ask for the kernels."""
+    return os.environ.get("FENCHEL_NATIVE", "1") == "0"
+
+
+@cache
+def loaded() -> Library | None:
+    """The library where it is built and of this version; `why_absent` says what is wrong."""
     path = Path(__file__).with_name("_native.so")
-    return Library(path) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return Library(path)
+    except OSError as problem:  # of another version or machine: everything works without it
+        warnings.warn(f"{problem}; fenchel computes with torch alone, slower", stacklevel=2)
+        return None
 
 
-class _State:
-    """One place that says whether native code runs; tests switch it."""
-
-    library = _load()
-    enabled = True
-
-
-def native() -> Library | None:
-    """The library where it is built and not disabled."""
-    return _State.library if _State.enabled else None
+def why_absent() -> str:
+    """One sentence for who wonders why the native kernels do not run."""
+    if is_disabled():
+        return "disabled by FENCHEL_NATIVE=0: results are the same, slower"
+    if Path(__file__).with_name("_native.so").exists():
+        return "the native library is of another version; install fenchel again"
+    return "not built (no C++ compiler at installation): results are the same, slower"
 
 
 def run(name: str, *operands: Structure) -> None:
     """Call a kernel that has no other implementation."""
-    library = native()
+    library = loaded()
     if library is None:
-        raise RuntimeError(f"{name} needs fenchel's native library, which is absent or disabled")
+        raise RuntimeError(f"{name} needs fenchel's native library: {why_absent()}")
     library.call(name, *operands)
-
-
-def describe() -> str:
-    """One line for `fenchel info`."""
-    if os.environ.get("FENCHEL_NATIVE", "1") == "0":
-        return "disabled by FENCHEL_NATIVE=0: results are the same, slower"
-    if native() is None:
-        return "not built (no C++ compiler at installation): results are the same, slower"
-    assert _State.library is not None
-    return f"in use, {_State.library.variant} instructions"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels import continuous as kernels
+from fenchel._kernels.route import against_continuous
 from fenchel._numerics import check_whole, transformed, where
 from fenchel._solve import solve
 from fenchel.continuous import matrices
@@ -242,7 +243,7 @@ def _is_native(now: Parameters, data: Data) -> bool:
         return False
     operands = (data.weights, data.positions, *now)
     followed = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    return not followed and kernels.available(data.weights)
+    return not followed and against_continuous(data.weights) is None
 
 
 def _step(now: Parameters, data: Data, regularizer: Regularizer) -> Parameters:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fenchel._kernels import continuous as kernels
+from fenchel._kernels.route import against_continuous
 from fenchel._numerics import certificate_dtype, log1p_ratio, readable, transformed
 from fenchel.continuous import ball, matrices, tsallis
 from fenchel.continuous.ball import Rule
@@ -118,7 +119,7 @@ class _Paraboloid(torch.autograd.Function):
     ) -> Tensor:
         ctx.tolerance = tolerance
         operands, rule = (mean, scale, centre, covariance), Rule.closed(tolerance)
-        if kernels.available(mean):
+        if against_continuous(mean) is None:
             wanted = any(ctx.needs_input_grad[:2])
             value, *slopes = kernels.paraboloid_expectation(
                 *operands, rule.reach, -math.log10(tolerance), wanted

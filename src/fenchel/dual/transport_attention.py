@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fenchel._attention import attention
 from fenchel._kernels import average
+from fenchel._kernels.route import against_average
 from fenchel._numerics import check_tensor, compute_dtype, full_precision, where
 from fenchel.dual.problem import (
     Layout,
@@ -120,7 +121,7 @@ def _average(
     for start in range(0, rows, some):
         part = slice(start, start + some)
         query = (moved[:, part].unsqueeze(2) + keys.unsqueeze(1)) / gamma[:, part].unsqueeze(2)
-        if seen is None and average.available(query, groups, keys.shape[1]):
+        if seen is None and against_average(query, groups, keys.shape[1]) is None:
             parts.append(average.average_attention(query, about, held, shares[:, part]))
             continue
         allowed = seen if seen is None or seen.shape[1] == 1 else seen[:, part]

@@ -22,6 +22,7 @@ from fenchel.regularizers.contract import (
     in_range,
     mass_gap,
     per_row,
+    weigh_natively,
 )
 
 
@@ -44,6 +45,9 @@ class Budget(Regularizer):
     def value(self, weights: Tensor, base: Base) -> Tensor:
         outside = ((weights > 0) & ~base.allowed) | (weights < 0) | (weights > 1)
         return where(~outside.any(-1), dot(weights, weights) / 2, math.inf)
+
+    def weigh(self, scores: Tensor) -> Tensor | None:
+        return None if isinstance(self.k, Tensor) else weigh_natively(scores, "budget", self.k)
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         k = per_row(self.k, scores, "k")

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._kernels.route import against_rows
+from fenchel._kernels.rows import FAMILIES, row_weights
 from fenchel._numerics import certificate_dtype, dot, has, masked_max, where
 from fenchel.priors import Base
 
@@ -163,6 +165,16 @@ def leading_score(scores: Tensor, rank: Tensor, allowed: Tensor) -> Tensor:
         return scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     best = where(allowed, rank, -torch.inf).argmax(-1, keepdim=True)
     return where(allowed.any(-1, keepdim=True), scores.gather(-1, best), -torch.inf)
+
+
+def weigh_natively(scores: Tensor, family: str, parameter: float) -> Tensor | None:
+    """`Regularizer.weigh` by a kernel, where there is one for these rows and this parameter."""
+    low, high = FAMILIES[family]
+    if not low <= parameter <= high or against_rows(scores) is not None:
+        return None
+    flat = scores.reshape(-1, scores.shape[-1])
+    weights: Tensor = row_weights(flat, family, float(parameter))
+    return weights.reshape(scores.shape)
 
 
 def balanced(moves: Tensor, slopes: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels import total_variation as tv
-from fenchel._numerics import check_whole, dot, masked_max, where
+from fenchel._numerics import check_whole, dot, masked_max, readable, where
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -28,6 +28,7 @@ from fenchel.regularizers.contract import (
     mass_gap,
     normalized,
     per_row,
+    weigh_natively,
 )
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -70,6 +71,11 @@ class Fused(Regularizer):
         outside = ((weights > 0) & ~base.allowed).any(-1)
         variation = self._differences(weights, base.allowed).abs().sum((-2, -1))
         return where(~outside, dot(weights, weights) / 2 + strength * variation, math.inf)
+
+    def weigh(self, scores: Tensor) -> Tensor | None:
+        if isinstance(self.strength, Tensor) or self.grid is not None or not _is_moderate(scores):
+            return None
+        return weigh_natively(scores, "fused", self.strength)
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         strength = per_row(self.strength, scores, "strength")
@@ -179,6 +185,18 @@ class FusedCurvature(Curvature):
 
     def apply(self, direction: Tensor) -> Tensor:
         return tv.group_means(self.response * self.advantage(direction), self.labels)
+
+
+# Sums along the chain keep their digits within this range; beyond it the slower search is exact.
+_WIDEST = 1e4
+
+
+def _is_moderate(scores: Tensor) -> bool:
+    """Seen to be finite, none masked, and of one size."""
+    if not readable(scores) or scores.numel() == 0:
+        return False
+    low, high = scores.detach().aminmax()
+    return bool(high - low < _WIDEST)  # False for NaN too
 
 
 def _check_grid(grid: object) -> None:

@@ -24,6 +24,7 @@ from fenchel.regularizers.contract import (
     mass_gap,
     normalized,
     per_row,
+    weigh_natively,
 )
 
 
@@ -46,6 +47,13 @@ class Norm(Regularizer):
     def value(self, weights: Tensor, base: Base) -> Tensor:
         outside = ((weights > 0) & ~base.allowed).any(-1)
         return where(~outside, _norm(weights, 1 + self._eps(weights)).squeeze(-1), math.inf)
+
+    def weigh(self, scores: Tensor) -> Tensor | None:
+        return (
+            None
+            if isinstance(self.alpha, Tensor)
+            else weigh_natively(scores, "norm", self.alpha - 1)
+        )
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         eps = self._eps(scores)

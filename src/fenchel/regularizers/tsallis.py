@@ -36,6 +36,7 @@ from fenchel.regularizers.contract import (
     mass_gap,
     one_hot,
     per_row,
+    weigh_natively,
 )
 from fenchel.regularizers.shannon import Shannon, clamp_scaled, exponent_limit, kl_terms
 
@@ -71,6 +72,14 @@ class Tsallis(Regularizer):
         total = (weights * torch.where(on, power, at_zero) / (1 + eps)).sum(-1)
         outside = (on & ~base.allowed).any(-1)
         return where(~outside, tau * total, math.inf)
+
+    def weigh(self, scores: Tensor) -> Tensor | None:
+        if self._is_softmax:
+            return Shannon(self.temperature).weigh(scores)
+        eps = self._static_eps
+        if eps is None or eps > 1 or isinstance(self.temperature, Tensor) or self.temperature != 1:
+            return None
+        return weigh_natively(scores, "tsallis", eps)
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         if self._is_softmax:

@@ -52,21 +52,25 @@ struct AttentionGradient {
     void* log_mass;  // likewise
 };
 
+enum RowFamily : std::int64_t { kTsallis = 0, kNorm = 1, kBudget = 2, kFused = 3 };
+
 struct RowsProblem {
-    std::int64_t rows, keys, dtype;
-    const void* scores;  // (rows, keys), contiguous
-    const double* eps;   // (rows) or one
-    std::int64_t eps_stride;
-    void* weights;       // (rows, keys)
-    double* offset;      // (rows, 2)
+    std::int64_t rows, keys, dtype, family;
+    const void* scores;       // (rows, keys), contiguous
+    const double* parameter;  // alpha - 1 (Tsallis, norm), k (budget) or the strength (fused): (rows) or one
+    std::int64_t parameter_stride;
+    void* weights;            // (rows, keys), or null where the offset alone is wanted (Tsallis)
+    double* offset;           // (rows, 2), Tsallis alone
     std::int64_t threads;
+
+    double parameter_of(std::int64_t row) const { return parameter[row * parameter_stride]; }
 };
 
 struct RowsGradient {
-    std::int64_t rows, keys, dtype;
+    std::int64_t rows, keys, dtype, family;
     const void* weights;
     const void* gradient;
-    double eps;
+    double parameter;
     void* scores;
     std::int64_t threads;
 };

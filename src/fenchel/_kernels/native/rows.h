@@ -3,7 +3,7 @@
 template <class T>
 struct RowMap {
     const RowsProblem& p;
-    Buffer<T> score, padded_row;
+    Buffer<T> score, zeros;
     Buffer<std::int32_t> key;
 
     explicit RowMap(const RowsProblem& problem) : p(problem) {}
@@ -11,9 +11,9 @@ struct RowMap {
     void run(std::int64_t row) {
         constexpr int W = Lanes<T>::W;
         const std::int64_t n = p.keys;
-        const Family<T> family(p.eps[row * p.eps_stride]);
+        const Family<T> family(p.parameter_of(row));
         const T* s = static_cast<const T*>(p.scores) + row * n;
-        T* w = static_cast<T*>(p.weights) + row * n;
+        T* w = p.weights ? static_cast<T*>(p.weights) + row * n : zeros.reserve(n + 64);
         Candidates<T> c{score.reserve(n + 64), key.reserve(n + 64), nullptr};
         Offset<T> at;
         T cut = first_cut(family, s, n / W * W);  // NaN and +inf pass every cut
@@ -63,13 +63,13 @@ struct RowMapGradient {
     Vec<T> response(Vec<T> w) const {
         const Vec<T> none{}, one = fill<T>(1);
         const Mask<T> on = !(w <= none);  // NaN stays NaN
-        if (p.eps == 1) return pick<T>(on, w == w ? one : w, none);
-        if (p.eps == 0) return w;
+        if (p.parameter == 1) return pick<T>(on, w == w ? one : w, none);
+        if (p.parameter == 0) return w;
         Vec<T> r = pick<T>(on, w, one);
-        if (p.eps == 0.5)
+        if (p.parameter == 0.5)
             for (int i = 0; i < Lanes<T>::W; ++i) r[i] = std::sqrt(r[i]);
         else
-            r = exponential(logarithm(r) * T(1 - p.eps));
+            r = exponential(logarithm(r) * T(1 - p.parameter));
         return pick<T>(on, r, none);
     }
 

@@ -38,16 +38,17 @@ namespace FENCHEL_VARIANT {
 #include "forward.h"
 #include "backward.h"
 #include "rows.h"
+#include "maps.h"
 #include "special.h"
 #include "ball.h"
 #include "mixture.h"
 #include "average.h"
 
 template <class T>
-bool forward(const AttentionProblem& p) {
+Outcome forward(const AttentionProblem& p) {
     // Parts of a head are whole blocks; packing its keys again for each part must stay cheap.
     const std::int64_t blocks = (p.queries + kBlock - 1) / kBlock, heads = p.batch * p.heads;
-    if (heads == 0 || blocks == 0) return true;
+    if (heads == 0 || blocks == 0) return kDone;
     const std::int64_t wanted = (64 + heads - 1) / heads, most = (blocks + 3) / 4;
     const std::int64_t parts = wanted < most ? wanted : most;
     return share<Forward<T>>(
@@ -67,7 +68,7 @@ struct BackwardWorker : Backward<T> {
 };
 
 template <class T>
-bool backward(const AttentionProblem& p, const AttentionGradient& g) {
+Outcome backward(const AttentionProblem& p, const AttentionGradient& g) {
     using Worker = BackwardWorker<T>;
     return share<Worker>(
         p.batch * p.kv_heads * g.parts, p.threads, [&] { return typename Worker::Pair{&p, &g}; },
@@ -79,7 +80,7 @@ bool backward(const AttentionProblem& p, const AttentionGradient& g) {
 
 // Independent items 0 .. count - 1, so many at a time that fetching a task costs nothing.
 template <class Worker, class P>
-bool items(std::int64_t count, std::int64_t together, const P& p) {
+Outcome items(std::int64_t count, std::int64_t together, const P& p) {
     return share<Worker>(
         (count + together - 1) / together, p.threads, [&]() -> const P& { return p; },
         [&](Worker& worker, std::int64_t task) {
@@ -89,26 +90,44 @@ bool items(std::int64_t count, std::int64_t together, const P& p) {
 }
 
 template <template <class> class Map, class T, class P>
-bool rows(const P& p) {
+Outcome rows(const P& p) {
     return items<Map<T>>(p.rows, 16, p);
 }
 
-bool attention(const AttentionProblem& p) {
+Outcome attention(const AttentionProblem& p) {
     return p.query.dtype == kFloat64 ? forward<double>(p) : forward<float>(p);
 }
-bool attention_gradient(const AttentionProblem& p, const AttentionGradient& g) {
+Outcome attention_gradient(const AttentionProblem& p, const AttentionGradient& g) {
     return p.query.dtype == kFloat64 ? backward<double>(p, g) : backward<float>(p, g);
 }
-bool row_map(const RowsProblem& p) {
-    return p.dtype == kFloat64 ? rows<RowMap, double>(p) : rows<RowMap, float>(p);
+template <class T>
+Outcome map_rows(const RowsProblem& p) {
+    switch (p.family) {
+        case kNorm: return rows<NormMap, T>(p);
+        case kBudget: return rows<BudgetMap, T>(p);
+        case kFused: return rows<FusedMap, T>(p);
+        default: return rows<RowMap, T>(p);
+    }
 }
-bool row_map_gradient(const RowsGradient& p) {
-    return p.dtype == kFloat64 ? rows<RowMapGradient, double>(p) : rows<RowMapGradient, float>(p);
+template <class T>
+Outcome differentiate_rows(const RowsGradient& p) {
+    switch (p.family) {
+        case kNorm: return rows<NormMapGradient, T>(p);
+        case kBudget: return rows<BudgetMapGradient, T>(p);
+        case kFused: return rows<FusedMapGradient, T>(p);
+        default: return rows<RowMapGradient, T>(p);
+    }
+}
+Outcome row_map(const RowsProblem& p) {
+    return p.dtype == kFloat64 ? map_rows<double>(p) : map_rows<float>(p);
+}
+Outcome row_map_gradient(const RowsGradient& p) {
+    return p.dtype == kFloat64 ? differentiate_rows<double>(p) : differentiate_rows<float>(p);
 }
 
-bool paraboloid(const BallProblem& p) { return items<Ball>(p.pairs, p.dim == 3 ? 1 : 32, p); }
-bool mixture(const MixtureProblem& p) { return items<Mixture>(p.rows, 1, p); }
-bool average(const AverageProblem& p) {
+Outcome paraboloid(const BallProblem& p) { return items<Ball>(p.pairs, p.dim == 3 ? 1 : 32, p); }
+Outcome mixture(const MixtureProblem& p) { return items<Mixture>(p.rows, 1, p); }
+Outcome average(const AverageProblem& p) {
     return p.dtype == kFloat64 ? items<Average<double>>(p.groups, 1, p) : items<Average<float>>(p.groups, 1, p);
 }
 

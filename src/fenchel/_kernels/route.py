@@ -1,0 +1,225 @@
+"""The one place that chooses which implementation runs, and can say why.
+
+A *path* is one implementation of a computation. Callers list their paths, the fastest first; the
+first one that nothing speaks against runs. The reasons against a path are written here, as
+sentences for `fenchel.explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fenchel._kernels import library
+from fenchel._kernels.tsallis import EDGE_ABOVE
+from fenchel._numerics import compute_dtype, has, readable, transformed
+
+NATIVE, TORCH = "native", "torch"
+_FULL = (torch.float32, torch.float64)
+_CHOSEN: ContextVar[str | None] = ContextVar("fenchel_kernels", default=None)
+
+Reason = str | None  # why a path cannot run; None: it can
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way to compute something. against: asked only when faster paths are ruled out."""
+
+    name: str
+    against: Callable[[], Reason]
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Route:
+    """What `fenchel.explain` returns: the path that runs, and why each faster one does not."""
+
+    path: str
+    against: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"runs on: {self.path}"]
+        return "\n".join([*lines, *(f"not on {path}: {why}" for path, why in self.against.items())])
+
+
+def choose(paths: Sequence[Path]) -> tuple[Path, Route]:
+    """The first path that nothing speaks against; the last one always runs."""
+    against = {}
+    for path in paths[:-1]:
+        reason = path.against()
+        if reason is None:
+            return path, Route(path.name, against)
+        against[path.name] = reason
+    return paths[-1], Route(paths[-1].name, against)
+
+
+@contextmanager
+def use(kernels: str) -> Iterator[None]:
+    """Inside the block, compute with these kernels: "native" (C++ on the CPU) or "torch".
+
+    >>> with fl.use("torch"):
+    ...     fl.attention(q, k, v, fl.Tsallis(1.5))      # torch's own operations alone
+
+    "native" raises where the native library is not built; calls that it cannot do still run in
+    torch. The block holds for the thread that entered it.
+    """
+    if kernels not in (NATIVE, TORCH):
+        raise ValueError(f'kernels must be "native" or "torch", got {kernels!r}')
+    if kernels == NATIVE and library.loaded() is None:
+        raise RuntimeError(f"the native kernels are not there: {library.why_absent()}")
+    token = _CHOSEN.set(kernels)
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(token)
+
+
+def against_native(
+    like: Tensor, *, under_compile: bool = True, under_transform: bool = False
+) -> Reason:
+    """What holds for every native kernel."""
+    chosen = _CHOSEN.get()
+    if chosen == TORCH:
+        return 'fenchel.use("torch") is in force'
+    if library.loaded() is None:
+        return library.why_absent()
+    if chosen is None and library.is_disabled():
+        return library.why_absent()
+    if like.device.type != "cpu":
+        return f"native kernels run on the CPU, the operands are on {like.device}"
+    if like.layout != torch.strided:
+        return f"native kernels read dense tensors, got {like.layout}"
+    if not under_transform and transformed():
+        return "a transform (vmap, jvp, torch.func) is active, which only torch's operations take"
+    if not under_compile and torch.compiler.is_compiling():
+        return "torch.compile traces this call in torch's operations"
+    return None
+
+
+def describe_native() -> tuple[bool, str]:
+    """Whether native kernels run at all here, and why, for `fenchel info`."""
+    reason, native = against_native(torch.empty(0)), library.loaded()
+    if reason is not None or native is None:
+        return False, reason or library.why_absent()
+    return True, f"in use, {native.variant} instructions"
+
+
+def against_rows(scores: Tensor) -> Reason:
+    """The kernels of `row_weights`."""
+    if scores.dtype not in _FULL or scores.numel() == 0:
+        return "rows of scores must be float32 or float64, and not empty"
+    return against_native(scores)
+
+
+_MOST_AVERAGED = 1024  # keys; beyond, torch's fused attention has blocks of them
+
+
+def against_average(like: Tensor, groups: int, keys: int) -> Reason:
+    """The kernel of `average_attention`: whether it can be used, and pays."""
+    if like.dtype not in _FULL:
+        return f"averages are computed in float32 or float64, got {like.dtype}"
+    if not 0 < keys <= _MOST_AVERAGED:
+        return f"it pays for 1 to {_MOST_AVERAGED} keys, got {keys}"
+    if groups < torch.get_num_threads():
+        return f"threads share groups: {groups} of them are too few"
+    return against_native(like, under_compile=False)
+
+
+def against_continuous(like: Tensor) -> Reason:
+    """The kernels of densities and mixtures; on `meta`, for shapes alone, they always run."""
+    return None if like.device.type == "meta" else against_native(like, under_transform=True)
+
+
+# ---- attention
+
+# Log of the largest mass in a row, either way: far from one the kernels' 1 + eps d loses digits.
+_WIDEST = {torch.float32: 7.0, torch.float64: 30.0}
+# Below it a mass is no float32 any more, and near softmax a large score could make up for it.
+_SMALLEST = -80.0
+
+
+def against_sparse_attention(
+    query: Tensor, key: Tensor, value: Tensor, base: Tensor | None, alpha: float | Tensor
+) -> Reason:
+    """The fused kernels of Tsallis attention. base: without the copies of broadcasting."""
+    if 0 in (*query.shape, *key.shape, *value.shape):
+        return "there is nothing to compute: an axis has length 0"
+    if base is not None and base.dtype != torch.bool:
+        if base.requires_grad:
+            return "the derivative in a base that trains is taken in torch's operations"
+        if not readable(base):
+            return "the masses of the base cannot be read here (compile, vmap or meta tensors)"
+        if has(~(base >= 0)):
+            return "the base holds masses that are negative or NaN"
+        dtype = compute_dtype(query.dtype)
+        if base.dtype == torch.float64 != dtype:
+            return f"the base holds masses that {dtype} does not"
+        wide = against_masses(base.to(dtype).log(), alpha)
+        if wide is not None:
+            return wide
+    return against_native(query)
+
+
+def against_masses(log_mass: Tensor, alpha: float | Tensor) -> Reason:
+    """Masses must be such that the kernels can multiply them as they are."""
+    largest = log_mass.amax(-1)
+    if has(~((largest.abs() < _WIDEST[log_mass.dtype]) | (largest == -torch.inf))):
+        return f"the largest mass of a row must lie within exp(±{_WIDEST[log_mass.dtype]:g})"
+    if log_mass.dtype == torch.float32:
+        lost = (log_mass < _SMALLEST) & (log_mass > -torch.inf)
+        near_softmax = torch.as_tensor(alpha).detach() <= 1 + EDGE_ABOVE
+        if has(lost.any() & near_softmax.any()):
+            return f"a mass is below exp({_SMALLEST:g}), which float32 cannot hold near alpha = 1"
+    return None
+
+
+def against_sdpa(
+    operands: tuple[Tensor, Tensor, Tensor],
+    *,
+    bias: Tensor | None,
+    base: Tensor | None,
+    prior_trains: bool | None,
+    dropout: bool,
+    temperature: float | Tensor,
+) -> Reason:
+    """Torch's fused attention: first derivatives in query, key and value, biases in full precision.
+
+    prior_trains: None without a prior.
+    """
+    query = operands[0]
+    if transformed():
+        return "a transform (vmap, jvp, torch.func) is active, which only plain operations take"
+    if dropout:
+        return "torch's dropout works on the whole n x n matrix"
+    if isinstance(temperature, Tensor):
+        return "torch's attention has one temperature, a number"
+    if any(0 in operand.shape for operand in operands) or not finite(*operands):
+        return "an operand is empty or not finite: torch spreads NaN of hidden keys to every query"
+    if (base is not None or prior_trains is not None) and query.dtype not in _FULL:
+        return f"a base needs full precision, the query is {query.dtype}"
+    if bias is not None and (bias.requires_grad or bias.dtype != query.dtype):
+        return "torch has no derivative in a bias, and wants it in the dtype of the query"
+    if prior_trains:
+        return "the prior trains, and torch has no derivative in a bias"
+    if base is None or base.dtype == torch.bool:
+        return None
+    if base.requires_grad or base.dtype != query.dtype:
+        return "the base trains, or has another dtype than the query"
+    return "the base holds masses that are no finite numbers" if has(_unfit(base)) else None
+
+
+def _unfit(base: Tensor) -> Tensor:
+    return ~((base >= 0) & (base < torch.inf))
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Neither NaN nor infinity, as far as Python may look. A sum tells, in one pass."""
+    dtypes = (compute_dtype(tensor.dtype) for tensor in tensors)
+    sums = [x.detach().sum(dtype=dtype) for x, dtype in zip(tensors, dtypes, strict=True)]
+    return not has(~torch.stack(sums).isfinite())
