@@ -22,6 +22,8 @@ from rich.text import Text
 
 from fenchel.bench.tables import Listing
 
+MOST_THREADS = 1024  # of one process; torch does not survive tens of thousands
+
 
 def progress_bar(count: ProgressColumn | None = None) -> Progress:
     """On standard error, so that standard output holds only the result."""

@@ -11,7 +11,7 @@ No derivative is registered: `fenchel.attention` joins the two.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from fenchel.kernels.library import (
     run,
     view,
 )
+from fenchel.kernels.operands import DOUBLE, REAL, Axis, check, check_keys, on_one_device
 
 ROOM = 384  # keys a row may save on average; untouched pages of the pool take no memory
 _PARTS = 8  # partial sums of key gradients, so that few heads still fill several cores
@@ -46,6 +47,19 @@ _LIBRARY.define(
     "Tensor count, Tensor saved_key, Tensor saved_distance, bool[] wanted) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
+
+
+class Operands(NamedTuple):
+    """The operators' tensors, in their order."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    eps: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    mass: Tensor | None
+    seed: Tensor | None
 
 
 class Numbers(NamedTuple):
@@ -74,19 +88,57 @@ def _forward_outputs(query: Tensor, key: Tensor, value: Tensor, save: bool) -> t
     )
 
 
-def _problem(operands: tuple[Tensor | None, ...], numbers: Numbers) -> AttentionProblem:
-    query, key, value, eps, mask, bias, mass, seed = operands
-    assert query is not None
-    assert key is not None
-    assert value is not None
+_AXES = (Axis("batch"), Axis("head"), Axis("query"), Axis("component"))
+_KV_HEAD, _KEY, _COMPONENT, _ENTRY = map(Axis, ("kv_head", "key", "component", "entry"))
+
+
+def _check(x: Operands, dropout: float) -> None:
+    check(x.query, "query", _AXES, REAL)
+    batch, heads, queries, dim = x.query.shape
+    check(x.key, "key", (batch, _KV_HEAD, _KEY, dim), REAL)
+    _, kv_heads, keys, _ = x.key.shape
+    check(x.value, "value", (batch, kv_heads, keys, _COMPONENT), REAL)
+    check(x.eps, "eps", (batch, heads, queries), DOUBLE)
+    if x.mask is not None:
+        check(x.mask, "mask", (batch, heads, queries, keys), (torch.bool,))
+    if x.bias is not None:
+        check(x.bias, "bias", (batch, heads, queries, keys), REAL)
+    if x.mass is not None:
+        check(x.mass, "mass", (batch, heads, queries, keys), REAL)
+    if x.seed is not None:
+        check(x.seed, "seed", (), (torch.int64,))
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"query must have a multiple of key's {kv_heads} heads, got {heads}")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+    check_keys(keys)
+
+
+def _check_saved(
+    x: Operands,
+    gradient: Tensor,
+    offset: Tensor,
+    count: Tensor,
+    saved_key: Tensor,
+    saved_distance: Tensor,
+) -> None:
+    rows = x.query.shape[:3]
+    check(gradient, "gradient", (*rows, x.value.shape[3]), REAL)
+    check(offset, "offset", (*rows, 2), DOUBLE)
+    check(count, "count", rows, (torch.int32,))
+    check(saved_key, "saved_key", (_ENTRY,), (torch.int32,))
+    check(saved_distance, "saved_distance", saved_key.shape, (compute_dtype(x.query.dtype),))
+
+
+def _problem(x: Operands, numbers: Numbers) -> AttentionProblem:
     p = AttentionProblem()
-    p.batch, p.heads, p.queries, p.dim = query.shape
-    p.kv_heads, p.keys, p.value_dim = key.shape[1], key.shape[2], value.shape[3]
-    p.query, p.key, p.value, p.eps = view(query), view(key), view(value), view(eps)
-    p.mask, p.bias, p.mass = view(mask), view(bias), view(mass)
+    p.batch, p.heads, p.queries, p.dim = x.query.shape
+    p.kv_heads, p.keys, p.value_dim = x.key.shape[1], x.key.shape[2], x.value.shape[3]
+    p.query, p.key, p.value, p.eps = view(x.query), view(x.key), view(x.value), view(x.eps)
+    p.mask, p.bias, p.mass = view(x.mask), view(x.bias), view(x.mass)
     p.scale, p.bias_scale, p.mass_is_log = numbers.scale, numbers.bias_scale, numbers.mass_is_log
     p.causal, p.first, p.dropout = numbers.causal, numbers.first, numbers.dropout
-    p.seed = 0 if seed is None else int(seed)
+    p.seed = 0 if x.seed is None else int(x.seed)
     p.queries_in_all, p.threads = numbers.queries, torch.get_num_threads()
     return p
 
@@ -99,25 +151,25 @@ def _keep(
     p.saved_key, p.saved_distance = saved_key.data_ptr(), saved_distance.data_ptr()
 
 
-def _forward(*arguments: object) -> tuple[Tensor, ...]:
-    operands, numbers, save = arguments[:8], Numbers(*arguments[8:15]), bool(arguments[15])  # type: ignore[arg-type]
-    query, key, value = operands[:3]
-    outputs = _forward_outputs(query, key, value, save)  # type: ignore[arg-type]
-    p = _problem(operands, numbers)  # type: ignore[arg-type]
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    x, numbers, save = Operands(*arguments[:8]), Numbers(*arguments[8:15]), arguments[15]
+    _check(x, numbers.dropout)
+    outputs = _forward_outputs(x.query, x.key, x.value, save)
+    p = _problem(x, numbers)
     p.output = outputs[0].data_ptr()
     _keep(p, *outputs[1:])
     run("attention", p)
     return outputs
 
 
-def _forward_shapes(*arguments: object) -> tuple[Tensor, ...]:
+def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     query, key, value = arguments[:3]
-    return _forward_outputs(query, key, value, bool(arguments[15]))  # type: ignore[arg-type]
+    return _forward_outputs(query, key, value, arguments[15])
 
 
 def _parts(query: Tensor, key: Tensor) -> int:
     """Fixed by the shapes, never by the number of threads: sums must not depend on it."""
-    heads = key.shape[0] * key.shape[1]
+    heads = max(1, key.shape[0] * key.shape[1])
     blocks = -(-query.shape[2] // BLOCK) * (query.shape[1] // key.shape[1])
     return max(1, min(-(-_PARTS // heads), blocks // 2))
 
@@ -142,20 +194,24 @@ def _backward_outputs(
     )
 
 
-def _backward(*arguments: object) -> tuple[Tensor, ...]:
-    gradient, *operands = arguments[:9]
-    numbers, saved, wanted = Numbers(*arguments[9:16]), arguments[16:20], arguments[20]  # type: ignore[arg-type]
-    query, key, value = operands[:3]
-    parts = _parts(query, key)  # type: ignore[arg-type]
-    outputs = _backward_outputs(query, key, value, wanted, parts)  # type: ignore[arg-type]
-    p = _problem(tuple(operands), numbers)  # type: ignore[arg-type]
-    _keep(p, *saved)  # type: ignore[arg-type]
-    g = AttentionGradient(view(gradient), parts)  # type: ignore[arg-type]
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    gradient, x, numbers = arguments[0], Operands(*arguments[1:9]), Numbers(*arguments[9:16])
+    saved, wanted = arguments[16:20], arguments[20]
+    _check(x, numbers.dropout)
+    _check_saved(x, gradient, *saved)
+    saved = tuple(tensor.contiguous() for tensor in saved)
+    if len(wanted) != 3:
+        raise ValueError(f"wanted must have one entry each for eps, bias and mass, got {wanted}")
+    parts = _parts(x.query, x.key)
+    outputs = _backward_outputs(x.query, x.key, x.value, wanted, parts)
+    p = _problem(x, numbers)
+    _keep(p, *saved)
+    g = AttentionGradient(view(gradient), parts)
     g.query, g.key, g.value = (output.data_ptr() for output in outputs[:3])
     for name, output in zip(("eps", "scores", "log_mass"), outputs[3:], strict=True):
         setattr(g, name, output.data_ptr() if output.numel() else None)
     run("attention_gradient", p, g)
-    return _finish(outputs, query, key, value)  # type: ignore[arg-type]
+    return _finish(outputs, x.query, x.key, x.value)
 
 
 def _finish(outputs: tuple[Tensor, ...], *operands: Tensor) -> tuple[Tensor, ...]:
@@ -165,17 +221,20 @@ def _finish(outputs: tuple[Tensor, ...], *operands: Tensor) -> tuple[Tensor, ...
     return *(x.to(like.dtype) for x, like in zip(sums, operands, strict=True)), *rest
 
 
-def _backward_shapes(*arguments: object) -> tuple[Tensor, ...]:
+def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     query, key, value = arguments[1:4]
-    wanted = arguments[20]
-    made = _backward_outputs(query, key, value, wanted, 1)  # type: ignore[arg-type]
-    return _finish(made, query, key, value)  # type: ignore[arg-type]
+    made = _backward_outputs(query, key, value, arguments[20], 1)
+    return _finish(made, query, key, value)
 
 
 _LIBRARY.impl("tsallis_attention", _forward, "CPU")
 _LIBRARY.impl("tsallis_attention_backward", _backward, "CPU")
-torch.library.register_fake("fenchel::tsallis_attention", _forward_shapes, lib=_LIBRARY)
-torch.library.register_fake("fenchel::tsallis_attention_backward", _backward_shapes, lib=_LIBRARY)
+torch.library.register_fake(
+    "fenchel::tsallis_attention", on_one_device(_forward_shapes), lib=_LIBRARY
+)
+torch.library.register_fake(
+    "fenchel::tsallis_attention_backward", on_one_device(_backward_shapes), lib=_LIBRARY
+)
 
 tsallis_attention = torch.ops.fenchel.tsallis_attention.default
 tsallis_attention_backward = torch.ops.fenchel.tsallis_attention_backward.default

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fenchel._numerics import transformed
 from fenchel.kernels.library import AverageProblem, code, native, run
+from fenchel.kernels.operands import FULL, Axis, check, on_one_device
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -45,7 +46,20 @@ def _problem(query: Tensor, value: Tensor, *pointers: int | None) -> AverageProb
     return AverageProblem(*sizes, code(query.dtype), torch.get_num_threads(), *pointers)
 
 
+_AXES = (Axis("group"), Axis("row"), Axis("query"), Axis("component"))
+_KEY, _COMPONENT = Axis("key"), Axis("component")
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, share: Tensor) -> None:
+    check(query, "query", _AXES, FULL)
+    dtype, (groups, _, _, dim) = (query.dtype,), query.shape
+    check(key, "key", (groups, _KEY, dim), dtype)
+    check(value, "value", (groups, key.shape[1], _COMPONENT), dtype)
+    check(share, "share", query.shape[:3], dtype)
+
+
 def _average(query: Tensor, key: Tensor, value: Tensor, share: Tensor) -> Tensor:
+    _check(query, key, value, share)
     operands = [x.contiguous() for x in (query, key, value, share)]
     output = _average_shape(*operands)
     pointers = [x.data_ptr() for x in (*operands, output)]
@@ -60,6 +74,8 @@ def _average_shape(query: Tensor, key: Tensor, value: Tensor, share: Tensor) -> 
 def _average_backward(
     slope: Tensor, query: Tensor, key: Tensor, value: Tensor, share: Tensor
 ) -> Four:
+    _check(query, key, value, share)
+    check(slope, "slope", (*query.shape[:2], value.shape[2]), (query.dtype,))
     slope, *operands = (x.contiguous() for x in (slope, query, key, value, share))
     made = _backward_shapes(slope, *operands)
     pointers = [*(x.data_ptr() for x in operands), None]
@@ -102,8 +118,12 @@ def _differentiable(
 
 _LIBRARY.impl("average_attention", _average, "CPU")
 _LIBRARY.impl("average_attention_backward", _average_backward, "CPU")
-torch.library.register_fake("fenchel::average_attention", _average_shape, lib=_LIBRARY)
-torch.library.register_fake("fenchel::average_attention_backward", _backward_shapes, lib=_LIBRARY)
+torch.library.register_fake(
+    "fenchel::average_attention", on_one_device(_average_shape), lib=_LIBRARY
+)
+torch.library.register_fake(
+    "fenchel::average_attention_backward", on_one_device(_backward_shapes), lib=_LIBRARY
+)
 torch.library.register_autograd("fenchel::average_attention", _backward, setup_context=_save)
 
 average_attention = torch.ops.fenchel.average_attention.default

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels.library import BallProblem, MixtureProblem, native, run
+from fenchel.kernels.operands import DOUBLE, REAL, Axis, check, on_one_device
 
 _LIBRARY = torch.library.Library("fenchel", "FRAGMENT")
 _LIBRARY.define(
@@ -27,6 +28,7 @@ _LIBRARY.define(
 _STEP, _MOST = 4, 96  # kNodeStep and kMostNodes of native/problem.h
 MOST_AXES = 3  # of an expectation
 MOST_MIXTURE_AXES = 2
+_COMPONENT, _POSITION, _MODE = Axis("component"), Axis("position"), Axis("mode")
 
 
 def available(like: Tensor) -> bool:
@@ -44,6 +46,20 @@ def _rules() -> tuple[Tensor, Tensor]:
     return nodes, weights
 
 
+def _check_pairs(mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor) -> None:
+    check(mean, "mean", (*mean.shape[:-1], _COMPONENT), DOUBLE)
+    vectors, matrices = mean.shape, (*mean.shape, mean.shape[-1])
+    check(scale, "scale", matrices, DOUBLE)
+    check(centre, "centre", vectors, DOUBLE)
+    check(covariance, "covariance", matrices, DOUBLE)
+    _check_axes("mean", mean.shape[-1], MOST_AXES)
+
+
+def _check_axes(name: str, count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise ValueError(f"{name} must have 1 to {most} components, got {count}")
+
+
 def _expectation(
     mean: Tensor,
     scale: Tensor,
@@ -53,6 +69,7 @@ def _expectation(
     digits: float,
     derivatives: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _check_pairs(mean, scale, centre, covariance)
     operands = [x.contiguous() for x in (mean, scale, centre, covariance)]
     made = _expectation_shapes(mean, scale, centre, covariance, reach, digits, derivatives)
     value, *slopes = made
@@ -80,6 +97,28 @@ def _expectation_shapes(
     return mean.new_empty(batch), mean.new_empty(slopes[0]), mean.new_empty(slopes[1])
 
 
+def _check_mixtures(
+    weights: Tensor,
+    positions: Tensor,
+    least: Tensor,
+    mixing: Tensor,
+    mean: Tensor,
+    covariance: Tensor,
+) -> None:
+    """Mixtures (..., mode); weights have their last leading axes, and are shared by the others."""
+    check(positions, "positions", (_POSITION, _COMPONENT), REAL)
+    count, d = positions.shape
+    _check_axes("positions", d, MOST_MIXTURE_AXES)
+    check(mixing, "mixing", (*mixing.shape[:-1], _MODE), REAL)
+    if mixing.shape[-1] == 0:
+        raise ValueError(f"mixing must have at least one mode, got shape {tuple(mixing.shape)}")
+    shape, batch = mixing.shape, mixing.shape[max(0, mixing.ndim - weights.ndim) : -1]
+    check(weights, "weights", (*batch, count), REAL)
+    check(least, "least", (), REAL)
+    check(mean, "mean", (*shape, d), (mixing.dtype,))
+    check(covariance, "covariance", (*shape, d, d), (mixing.dtype,))
+
+
 def _iterations(
     weights: Tensor,
     positions: Tensor,
@@ -89,10 +128,11 @@ def _iterations(
     covariance: Tensor,
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _check_mixtures(weights, positions, least, mixing, mean, covariance)
     made = [x.to(torch.float64, copy=True).contiguous() for x in (mixing, mean, covariance)]
     weights, lines = (x.to(torch.float64).contiguous() for x in (weights, positions.mT))
     (count, d), modes = positions.shape, mixing.shape[-1]
-    rows, batch = mixing.numel() // modes, max(1, weights.numel() // count)
+    rows, batch = mixing.shape[:-1].numel(), max(1, weights.shape[:-1].numel())
     problem = MixtureProblem(
         *(rows, batch, count, modes, d, iterations, torch.get_num_threads()),
         *(weights.data_ptr(), lines.data_ptr(), float(least)),
@@ -121,8 +161,12 @@ def _iterations_shapes(
 
 _LIBRARY.impl("paraboloid_expectation", _expectation, "CPU")
 _LIBRARY.impl("mixture_iterations", _iterations, "CPU")
-torch.library.register_fake("fenchel::paraboloid_expectation", _expectation_shapes, lib=_LIBRARY)
-torch.library.register_fake("fenchel::mixture_iterations", _iterations_shapes, lib=_LIBRARY)
+torch.library.register_fake(
+    "fenchel::paraboloid_expectation", on_one_device(_expectation_shapes), lib=_LIBRARY
+)
+torch.library.register_fake(
+    "fenchel::mixture_iterations", on_one_device(_iterations_shapes), lib=_LIBRARY
+)
 
 paraboloid_expectation = torch.ops.fenchel.paraboloid_expectation.default
 mixture_iterations = torch.ops.fenchel.mixture_iterations.default

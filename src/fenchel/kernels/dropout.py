@@ -12,7 +12,7 @@ _MASK = 0xFFFFFFFF
 def keep_mask(seed: Tensor, shape: torch.Size, dropout: float, first: int, queries: int) -> Tensor:
     """bool (batch, head, query, key) for the queries first .. of `queries` in all.
 
-    The native code repeats this arithmetic on 32-bit words (`native/dropout.h`).
+    The native code repeats this arithmetic on 32-bit words (`Dropout` in `native/operands.h`).
     """
     batch, heads, rows, keys = shape
     device = seed.device

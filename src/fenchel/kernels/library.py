@@ -17,13 +17,19 @@ from torch import Tensor
 BLOCK = 48  # rows of queries handled together: kBlock of native/problem.h
 VARIANTS = ("plain", "avx2", "avx512")
 
+_NO_MEMORY, _FOREIGN = 0, 2  # kNoMemory and kForeign of native/parallel.h
+
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
 class View(Structure):
     """A tensor of four axes; strides count elements. Field by field as in native/problem.h."""
 
-    _fields_ = (("data", c_void_p), ("dtype", c_int64), ("stride", c_int64 * 4))
+    _fields_ = (
+        ("data", c_void_p),
+        ("dtype", c_int64),
+        *((f"stride_{axis}", c_int64) for axis in range(4)),  # an array is slow to make
+    )
 
 
 class AttentionProblem(Structure):
@@ -127,8 +133,7 @@ def view(tensor: Tensor | None) -> View:
     """Up to four axes, missing ones last; no tensor is a view of nothing."""
     if tensor is None:
         return View()
-    strides = (*tensor.stride(), 0, 0, 0, 0)[:4]
-    return View(tensor.data_ptr(), _DTYPES.get(tensor.dtype, 0), (c_int64 * 4)(*strides))
+    return View(tensor.data_ptr(), _DTYPES.get(tensor.dtype, 0), *tensor.stride())
 
 
 def code(dtype: torch.dtype) -> int:
@@ -137,7 +142,7 @@ def code(dtype: torch.dtype) -> int:
 
 
 class Library:
-    """The loaded functions; a false return means that memory ran out."""
+    """The loaded functions."""
 
     def __init__(self, path: Path) -> None:
         native = ctypes.CDLL(str(path))
@@ -168,8 +173,11 @@ class Library:
 
     def call(self, name: str, *operands: Structure) -> None:
         """Run one kernel. The interpreter's lock is released meanwhile."""
-        if not getattr(self._native, f"fenchel_{name}")(*map(ctypes.byref, operands)):
+        outcome = getattr(self._native, f"fenchel_{name}")(*map(ctypes.byref, operands))
+        if outcome == _NO_MEMORY:
             raise MemoryError(f"no memory for the scratch space of fenchel's {name}")
+        if outcome == _FOREIGN:
+            raise ValueError(f"what {name} was given as saved is of a call with other operands")
 
     @property
     def variant(self) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fenchel._numerics import where
 from fenchel.kernels.library import RowsGradient, RowsProblem, code, run
+from fenchel.kernels.operands import FULL, Axis, check, check_keys, on_one_device
 
 _LIBRARY = torch.library.Library("fenchel", "FRAGMENT")
 _LIBRARY.define("tsallis_weights(Tensor scores, float eps) -> Tensor")
@@ -20,6 +21,7 @@ _LIBRARY.define("tsallis_weights_backward(Tensor gradient, Tensor weights, float
 
 
 def _weights(scores: Tensor, eps: float) -> Tensor:
+    _check("scores", scores, eps)
     scores = scores.contiguous()
     rows, keys = scores.shape
     weights = torch.empty_like(scores)
@@ -33,7 +35,19 @@ def _weights(scores: Tensor, eps: float) -> Tensor:
     return weights
 
 
+_AXES = (Axis("row"), Axis("key"))
+
+
+def _check(name: str, rows: Tensor, eps: float) -> None:
+    check(rows, name, _AXES, FULL)
+    check_keys(rows.shape[1])
+    if not 0 <= eps <= 1:
+        raise ValueError(f"eps = alpha - 1 must be between 0 and 1, got {eps}; `solve` takes any")
+
+
 def _weights_backward(gradient: Tensor, weights: Tensor, eps: float) -> Tensor:
+    _check("weights", weights, eps)
+    check(gradient, "gradient", weights.shape, (weights.dtype,))
     gradient, weights = gradient.contiguous(), weights.contiguous()
     scores = torch.empty_like(weights)
     problem = RowsGradient(
@@ -72,7 +86,7 @@ torch.library.register_fake(
 )
 torch.library.register_fake(
     "fenchel::tsallis_weights_backward",
-    lambda gradient, weights, eps: torch.empty_like(weights),
+    on_one_device(lambda gradient, weights, eps: torch.empty_like(weights)),
     lib=_LIBRARY,
 )
 torch.library.register_autograd("fenchel::tsallis_weights", _backward, setup_context=_save)

@@ -70,7 +70,10 @@ struct Backward {
         for (std::int64_t k = 0; k < n; ++k) {
             std::int64_t total = 0;
             const std::int64_t from = k * kBlock, to = from + kBlock < rows ? from + kBlock : rows;
-            for (std::int64_t i = from; i < to; ++i) total += p.count[at.number + i];
+            for (std::int64_t i = from; i < to; ++i) {
+                if (p.count[at.number + i] < 0) throw Foreign();
+                total += p.count[at.number + i];
+            }
             if (total > p.capacity)
                 dense(at, from, to);
             else
@@ -112,12 +115,20 @@ struct Backward {
     void enlist(const Place& at, std::int64_t from, std::int64_t to, std::int64_t pool) {
         for (std::int64_t i = from; i < to; ++i) {
             const std::int64_t n = p.count[at.number + i];
+            check(n, p.saved_key + pool);
             if (!unanswered(at, i) && n > 0) {
                 line[lines++] = {i, n, entries, p.saved_key + pool, static_cast<const T*>(p.saved_distance) + pool, 0};
                 entries += n;
             }
             pool += n;
         }
+    }
+
+    // What another call saved would lead outside of these keys.
+    void check(std::int64_t n, const std::int32_t* key) const {
+        bool inside = true;
+        for (std::int64_t e = 0; e < n; ++e) inside &= key[e] >= 0 && key[e] < p.keys;
+        if (!inside) throw Foreign();
     }
 
     Line line[kGroup * kBlock];

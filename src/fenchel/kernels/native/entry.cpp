@@ -1,6 +1,8 @@
 // The functions that Python calls, and the choice of instruction set at run time.
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -9,13 +11,13 @@
 
 #define FENCHEL_DECLARE(variant)                                                   \
     namespace fenchel::variant {                                                   \
-    bool attention(const AttentionProblem&);                                       \
-    bool attention_gradient(const AttentionProblem&, const AttentionGradient&);    \
-    bool row_map(const RowsProblem&);                                              \
-    bool row_map_gradient(const RowsGradient&);                                    \
-    bool paraboloid(const BallProblem&);                                           \
-    bool mixture(const MixtureProblem&);                                           \
-    bool average(const AverageProblem&);                                           \
+    Outcome attention(const AttentionProblem&);                                    \
+    Outcome attention_gradient(const AttentionProblem&, const AttentionGradient&); \
+    Outcome row_map(const RowsProblem&);                                           \
+    Outcome row_map_gradient(const RowsGradient&);                                 \
+    Outcome paraboloid(const BallProblem&);                                        \
+    Outcome mixture(const MixtureProblem&);                                        \
+    Outcome average(const AverageProblem&);                                        \
     }
 
 FENCHEL_DECLARE(plain)
@@ -26,15 +28,31 @@ FENCHEL_DECLARE(avx512)
 
 namespace fenchel {
 
+namespace {
+// A few for each core: more have nothing to gain, and thousands no room for their stacks.
+std::int64_t most_threads() {
+    static const std::int64_t cores = std::thread::hardware_concurrency();
+    return std::max<std::int64_t>(16, 4 * cores);
+}
+
+void on_new_threads(std::int64_t threads, void (*body)(void*), void* context) {
+    std::vector<std::thread> others;
+    try {
+        for (std::int64_t i = 1; i < threads; ++i) others.emplace_back(body, context);
+    } catch (const std::exception&) {  // no more threads or memory: those that run share the tasks
+    }
+    body(context);
+    for (auto& other : others) other.join();
+}
+}  // namespace
+
 void on_threads(std::int64_t threads, void (*body)(void*), void* context) {
     if (threads <= 1) return body(context);
     using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
     static const auto parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    if (parallel) return parallel(body, context, unsigned(threads), 0);
-    std::vector<std::thread> others;
-    for (std::int64_t i = 1; i < threads; ++i) others.emplace_back(body, context);
-    body(context);
-    for (auto& other : others) other.join();
+    // Whoever asks torch for thousands may have used up what the system grants: libgomp ends the process then.
+    if (parallel && threads <= most_threads()) return parallel(body, context, unsigned(threads), 0);
+    on_new_threads(std::min(threads, most_threads()), body, context);
 }
 
 namespace {

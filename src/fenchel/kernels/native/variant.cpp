@@ -44,10 +44,10 @@ namespace FENCHEL_VARIANT {
 #include "average.h"
 
 template <class T>
-bool forward(const AttentionProblem& p) {
+Outcome forward(const AttentionProblem& p) {
     // Parts of a head are whole blocks; packing its keys again for each part must stay cheap.
     const std::int64_t blocks = (p.queries + kBlock - 1) / kBlock, heads = p.batch * p.heads;
-    if (heads == 0 || blocks == 0) return true;
+    if (heads == 0 || blocks == 0) return kDone;
     const std::int64_t wanted = (64 + heads - 1) / heads, most = (blocks + 3) / 4;
     const std::int64_t parts = wanted < most ? wanted : most;
     return share<Forward<T>>(
@@ -67,7 +67,7 @@ struct BackwardWorker : Backward<T> {
 };
 
 template <class T>
-bool backward(const AttentionProblem& p, const AttentionGradient& g) {
+Outcome backward(const AttentionProblem& p, const AttentionGradient& g) {
     using Worker = BackwardWorker<T>;
     return share<Worker>(
         p.batch * p.kv_heads * g.parts, p.threads, [&] { return typename Worker::Pair{&p, &g}; },
@@ -79,7 +79,7 @@ bool backward(const AttentionProblem& p, const AttentionGradient& g) {
 
 // Independent items 0 .. count - 1, so many at a time that fetching a task costs nothing.
 template <class Worker, class P>
-bool items(std::int64_t count, std::int64_t together, const P& p) {
+Outcome items(std::int64_t count, std::int64_t together, const P& p) {
     return share<Worker>(
         (count + together - 1) / together, p.threads, [&]() -> const P& { return p; },
         [&](Worker& worker, std::int64_t task) {
@@ -89,26 +89,26 @@ bool items(std::int64_t count, std::int64_t together, const P& p) {
 }
 
 template <template <class> class Map, class T, class P>
-bool rows(const P& p) {
+Outcome rows(const P& p) {
     return items<Map<T>>(p.rows, 16, p);
 }
 
-bool attention(const AttentionProblem& p) {
+Outcome attention(const AttentionProblem& p) {
     return p.query.dtype == kFloat64 ? forward<double>(p) : forward<float>(p);
 }
-bool attention_gradient(const AttentionProblem& p, const AttentionGradient& g) {
+Outcome attention_gradient(const AttentionProblem& p, const AttentionGradient& g) {
     return p.query.dtype == kFloat64 ? backward<double>(p, g) : backward<float>(p, g);
 }
-bool row_map(const RowsProblem& p) {
+Outcome row_map(const RowsProblem& p) {
     return p.dtype == kFloat64 ? rows<RowMap, double>(p) : rows<RowMap, float>(p);
 }
-bool row_map_gradient(const RowsGradient& p) {
+Outcome row_map_gradient(const RowsGradient& p) {
     return p.dtype == kFloat64 ? rows<RowMapGradient, double>(p) : rows<RowMapGradient, float>(p);
 }
 
-bool paraboloid(const BallProblem& p) { return items<Ball>(p.pairs, p.dim == 3 ? 1 : 32, p); }
-bool mixture(const MixtureProblem& p) { return items<Mixture>(p.rows, 1, p); }
-bool average(const AverageProblem& p) {
+Outcome paraboloid(const BallProblem& p) { return items<Ball>(p.pairs, p.dim == 3 ? 1 : 32, p); }
+Outcome mixture(const MixtureProblem& p) { return items<Mixture>(p.rows, 1, p); }
+Outcome average(const AverageProblem& p) {
     return p.dtype == kFloat64 ? items<Average<double>>(p.groups, 1, p) : items<Average<float>>(p.groups, 1, p);
 }
 
