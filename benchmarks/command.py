@@ -15,7 +15,7 @@ from rich.text import Text
 
 from benchmarks import attention, attention_summary, continuous, dual, integrals, maps, wasserstein
 from benchmarks.console import no_picture, shares, tell
-from fenchel.cli.shared import check_folder, progress_bar
+from fenchel.cli.shared import MOST_THREADS, check_folder, progress_bar
 
 commands = typer.Typer(no_args_is_help=True, epilog="Example: python -m benchmarks maps --quick")
 
@@ -38,7 +38,10 @@ def bench_maps(
         int | None, typer.Option(min=1, help="Rounds; the median is shown. [7; quick: 3]")
     ] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="Above one only on an idle machine: waits go unnoticed.")
+        int,
+        typer.Option(
+            min=1, max=MOST_THREADS, help="Above one only on an idle machine: waits go unnoticed."
+        ),
     ] = 1,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the figures as JSON.")
@@ -72,7 +75,11 @@ def bench_attention(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Of torch and of the kernels. (Default: as many as torch has.)"),
+        typer.Option(
+            min=1,
+            max=MOST_THREADS,
+            help="Of torch and of the kernels. (Default: as many as torch has.)",
+        ),
     ] = None,
     out: _Out = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short sequences, a minute.")] = False,
@@ -131,7 +138,8 @@ def bench_integrals(
 )
 def bench_continuous(
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of torch. (Default: as many as torch has.)")
+        int | None,
+        typer.Option(min=1, max=MOST_THREADS, help="Of torch. (Default: as many as torch has.)"),
     ] = None,
     out: _Out = None,
     quick: _Quick = False,

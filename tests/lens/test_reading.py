@@ -2,12 +2,16 @@
 
 import json
 import pickle
+import re
 import shutil
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from fenchel.cli import app
 from fenchel.lens.reading import drawn, load, read_images, read_targets, read_texts
 from tests.lens.heads import folders
 
@@ -178,6 +182,78 @@ def test_damaged_weights(bert, harm):
     path.write_bytes(raw[: len(raw) // 2] if harm == "cut" else b"noise" * 1000)
     with pytest.raises(OSError, match="are damaged"):
         load(bert)
+
+
+def sharded(folder, weight_map):
+    """The weights in one part, with an index. weight_map: of the names of the weights."""
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    document = {"metadata": {}, "weight_map": weight_map(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_weights_in_parts(models, bert):
+    whole, _ = load(models["bert"])
+    parts, _ = load(sharded(bert, lambda names: dict.fromkeys(names, "part.safetensors")))
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_index_that_leads_out_of_the_folder(bert):
+    """The file that it names is there, and could be read."""
+    outside = bert.parent / "outside.safetensors"
+    outside.write_bytes((bert / "model.safetensors").read_bytes())
+    sharded(bert, dict.fromkeys)
+    path = bert / "model.safetensors.index.json"
+    names = list(load_file(outside))
+    for name in ("../outside.safetensors", str(outside), "sub/../../outside.safetensors"):
+        path.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, name)}))
+        message = f"index.json names the weights {name!r}, expected a *.safetensors within the"
+        with pytest.raises(OSError, match=re.escape(message)):
+            load(bert)
+
+
+@pytest.mark.parametrize("name", ["part.bin", "part", ".", "", 3, None, ["part.safetensors"]])
+def test_an_index_of_what_are_no_weights(bert, name):
+    sharded(bert, lambda names: dict.fromkeys(names, name))
+    with pytest.raises(OSError, match=r"index\.json (names the weights|is damaged)"):
+        load(bert)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"weight_map": []}', '{"metadata": {', "\xff"]
+)
+def test_a_damaged_index(bert, content):
+    sharded(bert, dict.fromkeys)
+    (bert / "model.safetensors.index.json").write_text(content, encoding="latin1")
+    with pytest.raises(OSError, match=r"index\.json is damaged .*expected a table weight_map of"):
+        load(bert)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": "x"}, "its files are not as expected .*expected int, got str"),
+        ({"num_attention_heads": 0}, "its files are not as expected .*ZeroDivisionError"),
+        ({"architectures": 5}, "its files are not as expected .*TypeError"),
+    ],
+)
+def test_a_configuration_that_transformers_stumbles_over(bert, changes, said):
+    folders.change_config(bert, **changes)
+    with pytest.raises(OSError, match=rf"cannot load {re.escape(str(bert))}: {said}"):
+        load(bert)
+
+
+def test_a_command_says_it_in_one_line(bert, tmp_path):
+    sharded(bert, lambda names: dict.fromkeys(names, "../x.safetensors"))
+    text = tmp_path / "a.txt"
+    text.write_text("a b c")
+    words = ["audit", str(bert), "--texts", str(text), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "names the weights '../x.safetensors', expected a *.safetensors within" in line
 
 
 def test_weights_of_another_configuration(bert):

@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fenchel.cli.failures import explained, unsupported, with_resume
+from fenchel.cli.shared import MOST_THREADS
 
 if TYPE_CHECKING:
     from fenchel.lens.heads.auditing import Run, Unit
@@ -75,7 +76,8 @@ _Sample = Annotated[
 ]
 _Seed = Annotated[int, _Option(min=0, help="Of the sample.")]
 _Threads = Annotated[
-    int | None, _Option(min=1, help="Of each process. (Default: as torch chooses)")
+    int | None,
+    _Option(min=1, max=MOST_THREADS, help="Of each process. (Default: as torch chooses)"),
 ]
 _Dtype = Annotated[str, _Option(help="float32, float64, bfloat16 or float16.")]
 _Probe = Annotated[int, _Option(min=1, help="Texts for the slow measures.")]

@@ -15,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+MOST_THREADS = 1024  # of one process; torch does not survive tens of thousands
+
 
 def progress_bar(count: ProgressColumn | None = None) -> Progress:
     """On standard error, so that standard output holds only the result."""

@@ -6,6 +6,7 @@ folder only where the caller trusts it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -22,6 +23,9 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 _IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tokenizer.tiktoken")
+_INDEX = "*.safetensors.index.json"
+_TOLD = (OSError, ValueError, RuntimeError)  # by transformers, in words that can stand alone
+_SHOWN = 200  # characters of what else it raises
 _UNUSED = ("pooler",)  # no number of an audit depends on these weights
 
 
@@ -225,12 +229,40 @@ def _check_weights(folder: Path) -> None:
             f"{folder} holds no config.json (there is: {shown}); give the folder that "
             "save_pretrained wrote"
         )
+    for path in folder.rglob(_INDEX):
+        _check_index(path)
     if any(name.endswith(".safetensors") for name in names):
         return
     pickles = [name for name in names if name.endswith(_PICKLES)]
     if pickles:
         _refuse_pickle(str(folder), pickles[0])
     raise OSError(f"{folder} holds no weights: looked for *.safetensors")
+
+
+def _check_index(path: Path) -> None:
+    """It says which file holds each weight; transformers opens whatever it names."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        files = set(document["weight_map"].values())
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
+        raise OSError(
+            f"{path} is damaged ({problem!r}), expected a table weight_map of the file of each "
+            "weight; download or save the model again"
+        ) from problem
+    for name in files:
+        if not _lies_inside(name):
+            raise OSError(
+                f"{path} names the weights {name!r}, expected a *.safetensors within the folder; "
+                "download or save the model again"
+            )
+
+
+def _lies_inside(name: object) -> bool:
+    """Whether it is a path of weights that does not lead out of a folder."""
+    if not isinstance(name, str) or not name.endswith(".safetensors"):
+        return False
+    path = Path(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _refuse_pickle(name: str, file: str) -> NoReturn:
@@ -256,10 +288,13 @@ def _said(source: str) -> Iterator[None]:
         raise OSError(
             f"the weights of {source} are damaged ({problem}); download or save them again"
         ) from problem
-    except NeedsCode:
+    except (NeedsCode, ImportError):
         raise
-    except (OSError, ValueError, RuntimeError) as problem:
+    except Exception as problem:  # it takes files as they are, and stumbles over them anyhow
         first = str(problem).strip().partition("\n")[0].rstrip(".")
+        if not isinstance(problem, _TOLD):
+            whole = " ".join(str(problem).split())[:_SHOWN]
+            first = f"its files are not as expected ({type(problem).__name__}: {whole})"
         if "use_safetensors=True" in first:
             _refuse_pickle(source, "no *.safetensors")
         if local:

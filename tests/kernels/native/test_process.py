@@ -155,3 +155,57 @@ def test_a_lesser_instruction_set_can_be_chosen():
         assert loaded.variant == "plain"
     finally:
         assert loaded.choose(best) == best
+
+
+# Each script leaves room for few stacks of threads, as systems do for few threads.
+LIMIT = """
+import resource
+def leave(room):
+    with open("/proc/self/statm") as pages:
+        size = int(pages.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + room, resource.RLIM_INFINITY))
+"""
+MANY_THREADS = """
+import torch, fenchel as fl
+x = torch.linspace(-1, 1, 30_000).reshape(1, 30_000, 1, 1).requires_grad_()
+results = []
+leave(2**32)
+for threads in (1, 2, 17, 100_000):
+    torch.get_num_threads = lambda: threads  # torch itself would not survive so many
+    output = fl.attention(x, x, x.sin(), fl.Tsallis(1.5))
+    results.append([output, *torch.autograd.grad(output.sum(), x)])
+print(all(torch.equal(a, b) for r in results for a, b in zip(r, results[0])))
+"""
+# Without torch, there is no pool of OpenMP's: all threads are new.
+NO_THREADS = """
+import ctypes, sys
+from array import array
+
+native, rows, keys = ctypes.CDLL(sys.argv[1]), 2048, 32
+scores = array("d", (i * 7 % 101 / 50 for i in range(rows * keys)))
+eps, offset = array("d", [0.5]), array("d", bytes(16 * rows))
+made = [array("d", bytes(8 * rows * keys)) for _ in range(2)]
+
+def run(weights, threads):
+    at = [x.buffer_info()[0] for x in (scores, eps, weights, offset)]
+    problem = (ctypes.c_int64 * 9)(rows, keys, 1, at[0], at[1], 0, at[2], at[3], threads)
+    return native.fenchel_row_map(problem)
+
+done = run(made[0], 1)
+leave(2**20)
+print(done == 1 == run(made[1], 8) and made[0] == made[1] and sum(made[0]) > 0)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+@pytest.mark.parametrize("script", [MANY_THREADS, NO_THREADS], ids=["too many", "none"])
+def test_threads_that_cannot_be_made(script):
+    path = _library_file(Path(fl.__file__).parent.parent)
+    result = subprocess.run(
+        [sys.executable, "-c", LIMIT + script, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.stdout.split() == ["True"], result.stderr

@@ -1,0 +1,282 @@
+"""`torch.ops.fenchel` with operands that do not belong together: an error, and no memory read."""
+
+import math
+
+import pytest
+import torch
+
+from fenchel.kernels import attention, average, continuous, rows
+from fenchel.kernels.library import BLOCK
+from tests.kernels.native.cases import needs_library
+
+pytestmark = needs_library
+
+F64 = torch.float64
+
+
+def _normal(*shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+def _attention(keys=7):
+    return {
+        "query": _normal(2, 4, 5, 16),
+        "key": _normal(2, 2, keys, 16),
+        "value": _normal(2, 2, keys, 3),
+        "eps": torch.full((2, 4, 5), 0.5, dtype=F64),
+        "mask": torch.ones(2, 4, 5, keys, dtype=torch.bool),
+        "bias": _normal(2, 4, 5, keys),
+        "mass": _normal(2, 4, 5, keys).exp(),
+        "seed": torch.tensor(3),
+    }
+
+
+NUMBERS = {
+    "scale": 0.25,
+    "bias_scale": 1.0,
+    "mass_is_log": False,
+    "causal": False,
+    "first": 0,
+    "dropout": 0.5,
+    "queries": 5,
+}
+
+
+def _attention_backward(keys=7):
+    operands = _attention(keys)
+    made = attention.tsallis_attention(**operands, **NUMBERS, save=True)
+    saved = dict(zip(("offset", "count", "saved_key", "saved_distance"), made[1:], strict=True))
+    numbers = {**NUMBERS, "wanted": [True, True, True]}
+    return {"gradient": torch.ones_like(made[0]), **operands, **numbers, **saved}
+
+
+def _average():
+    return {
+        "query": _normal(2, 3, 5, 4),
+        "key": _normal(2, 7, 4),
+        "value": _normal(2, 7, 6),
+        "share": _normal(2, 3, 5).softmax(-1),
+    }
+
+
+def _pairs():
+    matrices = torch.eye(2, dtype=F64).expand(3, 2, 2)
+    vectors = _normal(3, 2, dtype=F64)
+    operands = {"mean": vectors, "scale": matrices, "centre": vectors, "covariance": matrices}
+    return operands | {"reach": 6.0, "digits": 6.0, "derivatives": True}
+
+
+def _mixtures():
+    return {
+        "weights": torch.full((2, 9), 1 / 9, dtype=F64),
+        "positions": _normal(9, 2, dtype=F64),
+        "least": torch.tensor(0.1, dtype=F64),
+        "mixing": torch.full((3, 2, 4), 0.25, dtype=F64),
+        "mean": _normal(3, 2, 4, 2, dtype=F64),
+        "covariance": torch.eye(2, dtype=F64).expand(3, 2, 4, 2, 2),
+        "iterations": 2,
+    }
+
+
+OPERATORS = {
+    "attention": (
+        attention.tsallis_attention,
+        lambda: {**_attention(), **NUMBERS, "save": True},
+    ),
+    "attention backward": (attention.tsallis_attention_backward, _attention_backward),
+    "weights": (rows.tsallis_weights, lambda: {"scores": _normal(3, 5), "eps": 0.5}),
+    "weights backward": (
+        rows.tsallis_weights_backward,
+        lambda: {"gradient": _normal(3, 5), "weights": _normal(3, 5).softmax(-1), "eps": 0.5},
+    ),
+    "average": (average.average_attention, _average),
+    "average backward": (
+        average.average_attention_backward,
+        lambda: {"slope": _normal(2, 3, 6), **_average()},
+    ),
+    "paraboloid": (continuous.paraboloid_expectation, _pairs),
+    "mixture": (continuous.mixture_iterations, _mixtures),
+}
+# What may change alone: (operator, operand, axis).
+FREE = {
+    ("attention", "value", 3),
+    ("weights", "scores", 0),
+    ("weights", "scores", 1),
+    ("average", "value", 2),
+    ("mixture", "weights", "fewer"),  # all mixtures are fitted to the same
+}
+# Of dtypes that somebody might believe to be taken; complex numbers are taken nowhere.
+WRONG = {
+    **dict.fromkeys(("scores", "gradient", "share", "slope"), torch.bfloat16),
+    **dict.fromkeys(("eps", "offset", "scale", "centre", "covariance"), torch.float32),
+    "mask": torch.uint8,
+    "seed": torch.int32,
+    "count": torch.int64,
+    "saved_key": torch.int64,
+    **dict.fromkeys(("query", "key", "value", "bias", "mass", "positions", "least"), torch.int32),
+}
+TENSORS = [
+    (name, operand)
+    for name, (_, make) in OPERATORS.items()
+    if name != "attention backward"
+    for operand, x in make().items()
+    if torch.is_tensor(x)
+]
+TENSORS += [
+    ("attention backward", x)
+    for x in ("gradient", *_attention(), "offset", "count", "saved_key", "saved_distance")
+]
+
+
+def _others(tensor):
+    """The tensor with every axis longer and shorter, with one axis more, and one fewer."""
+    for axis in range(tensor.ndim):
+        yield axis, torch.cat([tensor, tensor], axis)
+        yield axis, tensor.narrow(axis, 0, tensor.shape[axis] - 1)
+    yield "more", tensor.unsqueeze(0)
+    if tensor.ndim:
+        yield "fewer", tensor[0]
+
+
+@pytest.mark.parametrize(("name", "operand"), TENSORS)
+def test_shapes(name, operand):
+    operator, make = OPERATORS[name]
+    arguments = make()
+    operator(**arguments)
+    for change, other in _others(arguments[operand]):
+        if (name, operand, change) in FREE:
+            operator(**{**arguments, operand: other})
+            continue
+        with pytest.raises(ValueError, match=r"must have .*got "):
+            operator(**{**arguments, operand: other})
+
+
+@pytest.mark.parametrize(("name", "operand"), TENSORS)
+def test_dtypes(name, operand):
+    operator, make = OPERATORS[name]
+    arguments = make()
+    for dtype in (WRONG.get(operand, torch.complex64), torch.complex64):
+        if (name, operand, dtype) == ("attention backward", "gradient", torch.bfloat16):
+            continue  # of any precision, as query is
+        with pytest.raises(ValueError, match=rf"dtype .*, got \(.*\) of {str(dtype)[6:]}$"):
+            operator(**{**arguments, operand: arguments[operand].to(dtype)})
+
+
+@pytest.mark.parametrize(("name", "operand"), TENSORS)
+def test_devices(name, operand):
+    operator, make = OPERATORS[name]
+    arguments = make()
+    if sum(map(torch.is_tensor, arguments.values())) == 1:
+        assert operator(**{**arguments, operand: arguments[operand].to("meta")}).is_meta
+        return
+    with pytest.raises(ValueError, match=r"one device, got cpu, meta"):
+        operator(**{**arguments, operand: arguments[operand].to("meta")})
+
+
+def test_the_message_says_what_was_expected():
+    arguments = {**_attention(), **NUMBERS, "save": False}
+    expected = r"^value must have shape \(2, 2, 7, component\) and dtype float32 or .*bfloat16, "
+    with pytest.raises(ValueError, match=expected + r"got \(2, 2, 6, 3\) of float32$"):
+        attention.tsallis_attention(**{**arguments, "value": _normal(2, 2, 6, 3)})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("attention", {"dropout": math.nan}, "dropout must be between 0 and 1, got nan"),
+        ("attention", {"dropout": 1.5}, "between 0 and 1, got 1.5"),
+        ("attention backward", {"dropout": -1.0}, "between 0 and 1, got -1"),
+        ("attention backward", {"wanted": [True]}, r"one entry each .* got \[True\]"),
+        ("weights", {"eps": 1.5}, "eps .* between 0 and 1, got 1.5"),
+        ("weights backward", {"eps": math.nan}, "eps .* got nan"),
+        (
+            "weights",
+            {"scores": torch.zeros(1, 1).expand(1, 2**31)},
+            "2147483647 keys at most, got 2147483648",
+        ),
+        (
+            "attention",
+            {
+                "key": _normal(2, 3, 7, 16),
+                "value": _normal(2, 3, 7, 3),
+            },
+            "multiple of key's 3 heads, got 4",
+        ),
+        (
+            "attention",
+            {"key": _normal(2, 0, 7, 16), "value": _normal(2, 0, 7, 3)},
+            "multiple of key's 0 heads",
+        ),
+        (
+            "paraboloid",
+            {
+                **dict.fromkeys(("mean", "centre"), torch.zeros(3, 4, dtype=F64)),
+                **dict.fromkeys(("scale", "covariance"), torch.eye(4, dtype=F64).expand(3, 4, 4)),
+            },
+            "1 to 3 components, got 4",
+        ),
+        (
+            "mixture",
+            {
+                "mixing": torch.zeros(2, 0, dtype=F64),
+                "mean": torch.zeros(2, 0, 2, dtype=F64),
+                "covariance": torch.zeros(2, 0, 2, 2, dtype=F64),
+            },
+            r"at least one mode, got shape \(2, 0\)",
+        ),
+        ("mixture", {"positions": _normal(9, 3, dtype=F64)}, "1 to 2 components, got 3"),
+    ],
+)
+def test_numbers_out_of_range(name, changes, message):
+    operator, make = OPERATORS[name]
+    with pytest.raises(ValueError, match=message):
+        operator(**{**make(), **changes})
+
+
+def test_saved_by_a_call_with_more_keys():
+    """Pools of equal size: a row may save 384 keys on average, and both have more."""
+    few, many = _attention_backward(400), _attention_backward(500)
+    saved = {name: many[name] for name in ("offset", "count", "saved_key", "saved_distance")}
+    assert saved["saved_key"].shape == few["saved_key"].shape
+    pools = saved["saved_key"].split(BLOCK * attention.ROOM)
+    used = zip(pools, saved["count"].flatten(0, 1).sum(-1).tolist(), strict=True)
+    assert max(int(pool[:count].max()) for pool, count in used) >= 400
+    with pytest.raises(ValueError, match="of a call with other operands"):
+        attention.tsallis_attention_backward(**{**few, **saved})
+    negative = {"count": torch.full_like(few["count"], -3)}
+    with pytest.raises(ValueError, match="of a call with other operands"):
+        attention.tsallis_attention_backward(**{**few, **negative})
+
+
+def test_saved_tensors_of_any_layout():
+    arguments = _attention_backward()
+    wanted = attention.tsallis_attention_backward(**arguments)
+    for name in ("offset", "count"):
+        arguments[name] = arguments[name].mT.contiguous().mT
+        assert not arguments[name].is_contiguous()
+    made = attention.tsallis_attention_backward(**arguments)
+    assert all(map(torch.equal, made, wanted))
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, 5, 7), (2, 4, 0, 7), (2, 4, 5, 0)])
+def test_nothing_to_attend(sizes):
+    batch, heads, queries, keys = sizes
+    operands = {
+        "query": _normal(batch, heads, queries, 16),
+        "key": _normal(batch, 2, keys, 16),
+        "value": _normal(batch, 2, keys, 3),
+        "eps": torch.ones(sizes[:3], dtype=F64),
+        **dict.fromkeys(("mask", "bias", "mass", "seed")),
+    }
+    output, *saved = attention.tsallis_attention(**operands, **NUMBERS, save=True)
+    assert output.shape == (*sizes[:3], 3)
+    assert not output.any()
+    names = ("offset", "count", "saved_key", "saved_distance")
+    made = attention.tsallis_attention_backward(
+        gradient=output,
+        **{**operands, **NUMBERS, **dict(zip(names, saved, strict=True))},
+        wanted=[False] * 3,
+    )
+    for gradient, name in zip(made, ("query", "key", "value"), strict=False):
+        assert gradient.shape == operands[name].shape
+        assert not gradient.any()
