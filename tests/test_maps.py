@@ -8,12 +8,11 @@ import torch
 import fenchel as fl
 from fenchel._kernels import library
 from fenchel._kernels.rows import tsallis_weights, tsallis_weights_backward
+from tests import needs
 
 ALPHAS = [1.01, 1.2, 1.25, 1.3, 1.5, 1.7, 2.0]
 
-pytestmark = pytest.mark.skipif(
-    library.native() is None, reason="the native library is not built or disabled"
-)
+pytestmark = needs.kernels("the named maps through them")
 
 
 def through_solve(scores, alpha, dim=-1):

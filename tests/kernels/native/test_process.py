@@ -13,6 +13,7 @@ import torch
 
 import fenchel as fl
 from fenchel._kernels import library
+from tests import needs
 from tests.kernels.native.cases import needs_library
 
 pytestmark = needs_library
@@ -134,7 +135,7 @@ def test_without_the_library(package):
     assert result.stdout.split() == ["True", _expected()], result.stderr
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to make a foreign library")
+@needs.compiler("that a native library of another version is refused")
 def test_a_library_of_another_version_is_named(package, tmp_path):
     names = ("attention", "attention_gradient", "row_map", "row_map_gradient", "variant", "choose")
     code = "".join(f"int fenchel_{name}() {{ return 0; }} " for name in names)
