@@ -15,15 +15,26 @@ from rich.text import Text
 
 from benchmarks import attention, attention_summary, continuous, dual, integrals, maps, wasserstein
 from benchmarks.console import no_picture, shares, tell
-from fenchel.cli.shared import MOST_THREADS, check_folder, progress_bar
+from fenchel.cli.shared import MOST_THREADS, check_folder, progress_bar, replace_letters
 
-commands = typer.Typer(no_args_is_help=True, epilog="Example: python -m benchmarks maps --quick")
+commands = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    epilog="Example: python -m benchmarks maps --quick",
+)
 
 _Out = Annotated[
     Path | None,
     typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
 ]
 _Quick = Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")]
+
+
+@commands.callback()
+def root() -> None:
+    """Measure on this machine, as ratios to plain torch and to other packages."""
+    replace_letters()
 
 
 @commands.command("maps", epilog="Example: python -m benchmarks maps --rows 256 --out maps.json")

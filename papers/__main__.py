@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from fenchel.cli.shared import replace_letters
 from papers.claims import command as claims
 from papers.experiments import command as experiment
 from papers.studies import command as study
@@ -14,8 +15,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
     epilog="Example: python -m papers claims --id L-5",
-    help="The papers that fenchel stands on: claims, experiments, studies, and the tour.",
 )
+
+
+@app.callback()
+def root() -> None:
+    """The papers that fenchel stands on: claims, experiments, studies, and the tour."""
+    replace_letters()
+
+
 app.command("claims", epilog=f"Example: {claims.EXAMPLE}")(claims.claims)
 app.add_typer(experiment.commands, name="experiment", help="The papers' tables, trained here.")
 app.add_typer(study.commands, name="study", help="What measures and distances say of a model.")

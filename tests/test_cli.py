@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import fenchel as fl
-from benchmarks import maps
 from fenchel import __main__ as entry
 from fenchel import _info as machine
-from fenchel._kernels import library
+from fenchel._kernels.route import describe_native
 from fenchel.cli import app
-from papers.tour import chapters
-from papers.tour.chapter import Chapter, Tour
 
 run = CliRunner().invoke
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["tour"], ["bench"], ["bench", "maps"]])
+@pytest.mark.parametrize("command", [[], ["info"], ["audit"]])
 def test_help_shows_an_example(command: list[str]) -> None:
     result = run(app, [*command, "--help"])
     assert result.exit_code == 0
@@ -52,11 +48,8 @@ def test_info_as_json_in_a_process_of_its_own() -> None:
     assert facts["fenchel"] == fl.__version__
     assert facts["threads"] >= 1
     native = {path["name"]: path for path in facts["fast_paths"]}["native kernels"]
-    assert native == {
-        "name": "native kernels",
-        "active": library.native() is not None,
-        "why": library.describe(),
-    }
+    active, why = describe_native()
+    assert native == {"name": "native kernels", "active": active, "why": why}
 
 
 def test_info_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,65 +65,6 @@ def test_compiler_is_named_without_its_directory(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CXX", "/some/where/cc++")
     monkeypatch.setattr(machine.shutil, "which", lambda name: name)
     assert machine.cxx_compiler() == "cc++"
-
-
-def test_bench_maps_prints_ratios_and_writes_json(tmp_path: Path) -> None:
-    out = tmp_path / "maps.json"
-    sizes = ["--rows", "16", "--length", "8", "--repeats", "2"]
-    result = run(app, ["bench", "maps", "--quick", *sizes, "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "fl.sparsemax" in result.output
-    document = json.loads(out.read_text())
-    assert document["settings"]["rows"] == 16  # what is given wins over --quick
-    assert document["settings"]["repeats"] == 2
-    assert document["machine"]["torch"]
-    assert {entry["direction"] for entry in document["results"]} == {"forward", "forward+backward"}
-
-
-def test_bench_warns_when_the_machine_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    timings = tuple(maps.Timing("x", d, 1, (1.0,), 1.0, busy=0.1) for d in maps.DIRECTIONS)
-    monkeypatch.setattr(maps, "run", lambda settings, advance: maps.Report(settings, timings))
-    result = run(app, ["bench", "maps", "--quick"])
-    assert result.exit_code == 0  # a warning, never a gate
-    assert "Do not trust these ratios" in result.stderr
-
-
-def test_bench_refuses_no_rows() -> None:
-    result = run(app, ["bench", "maps", "--rows", "0"])
-    assert result.exit_code == 2
-
-
-class _Stub:
-    """A chapter that costs nothing."""
-
-    __name__ = "papers.tour.chapters.stub"
-    ORDER = 1
-
-    def chapter(self, tour: Tour) -> Chapter:
-        return Chapter(f"Stub {tour.seed}", "Nothing to see.")
-
-
-def test_tour_writes_one_file_and_prints_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(chapters, "discover", lambda: [_Stub()])
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    out = tmp_path / "new"
-    result = run(app, ["tour", "--out", str(out), "--seed", "7", "--open"])
-    assert result.exit_code == 0, result.output
-    assert result.stdout.strip() == str(out / "tour.html")
-    assert [path.name for path in out.iterdir()] == ["tour.html"]
-    assert "Stub 7" in (out / "tour.html").read_text(encoding="utf-8")
-    assert opened == [(out / "tour.html").as_uri()]
-
-
-def test_tour_refuses_a_file_as_directory(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("mine")
-    result = run(app, ["tour", "--out", str(taken)])
-    assert result.exit_code == 2
-    assert taken.read_text() == "mine"
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
@@ -154,26 +88,6 @@ def test_other_missing_modules_are_not_explained_away(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "fenchel.cli")
     monkeypatch.delattr(fl, "cli")
     monkeypatch.setitem(sys.modules, "fenchel._info", None)
-    monkeypatch.delattr(fl.bench, "machine")
+    monkeypatch.delattr(fl, "_info")
     with pytest.raises(ModuleNotFoundError):
         entry.main()
-
-
-def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path):
-    (tmp_path / "file").write_text("")
-    blocked = tmp_path / "file" / "sub"
-    result = CliRunner().invoke(app, ["tour", "--out", str(blocked)])
-    assert result.exit_code == 2
-    assert "cannot make the folder" in result.output.replace("\n", " ")
-
-
-@pytest.mark.parametrize("command", ["maps", "attention", "integrals", "continuous"])
-def test_figures_go_into_a_folder_that_is_there(tmp_path, command):
-    """A misspelt one is refused before the work, not made."""
-    out = tmp_path / "misspelt" / "x.json"
-    result = CliRunner().invoke(
-        app, ["bench", command, "--quick", "--out", str(out)], env={"COLUMNS": "500"}
-    )
-    assert result.exit_code == 2
-    assert "there is no folder" in result.output
-    assert not out.parent.exists()

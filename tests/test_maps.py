@@ -6,18 +6,18 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel._kernels import library
-from fenchel._kernels.rows import tsallis_weights, tsallis_weights_backward
+from fenchel._kernels.rows import row_weights, row_weights_backward
+from tests import needs
 
 ALPHAS = [1.01, 1.2, 1.25, 1.3, 1.5, 1.7, 2.0]
 
-pytestmark = pytest.mark.skipif(
-    library.native() is None, reason="the native library is not built or disabled"
-)
+pytestmark = needs.kernels("the named maps through them")
 
 
 def through_solve(scores, alpha, dim=-1):
-    return fl.solve(scores, fl.Tsallis(alpha), dim=dim).weights
+    """In torch's operations."""
+    with fl.use("torch"):
+        return fl.solve(scores, fl.Tsallis(alpha), dim=dim).weights
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -36,13 +36,14 @@ def test_weights_and_gradients_are_those_of_solve(alpha, keys, spread):
 
 def test_the_native_operator_is_what_runs(monkeypatch):
     def refuse(*_, **__):
-        raise AssertionError("through solve")
+        raise AssertionError("prepared and maximised")
 
-    monkeypatch.setattr("fenchel._maps.solve", refuse)
+    monkeypatch.setattr("fenchel._solve.solve_fully", refuse)
     scores = torch.randn(3, 9)
-    assert fl.sparsemax(scores).equal(tsallis_weights(scores, 1.0))
-    monkeypatch.setattr(library._State, "enabled", False)
-    with pytest.raises(AssertionError, match="through solve"):
+    with fl.use("native"):
+        assert fl.sparsemax(scores).equal(row_weights(scores, "tsallis", 1.0))
+        assert fl.solve(scores, fl.Tsallis(2.0)).weights.equal(fl.sparsemax(scores))
+    with fl.use("torch"), pytest.raises(AssertionError, match="prepared"):
         fl.sparsemax(scores)
 
 
@@ -109,11 +110,11 @@ def test_bits_do_not_depend_on_threads(threads):
     try:
         torch.set_num_threads(threads)
         found = fl.entmax(scores, 1.3)
-        gradient = tsallis_weights_backward(scores, found, 0.3)
+        gradient = row_weights_backward(scores, found, "tsallis", 0.3)
     finally:
         torch.set_num_threads(before)
     assert found.equal(fl.entmax(scores, 1.3))
-    assert gradient.equal(tsallis_weights_backward(scores, found, 0.3))
+    assert gradient.equal(row_weights_backward(scores, found, "tsallis", 0.3))
 
 
 def test_transforms_go_through_solve():

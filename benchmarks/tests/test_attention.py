@@ -16,6 +16,7 @@ from benchmarks import attention_methods as methods
 from benchmarks.attention_methods import CAUSAL, PADDED, PLAIN, Method, Shape
 from benchmarks.attention_rounds import Neighbours, Rounds, interleave
 from benchmarks.maps import DIRECTIONS
+from tests import needs
 
 
 def _broken(x: methods.Inputs) -> torch.Tensor:
@@ -166,7 +167,7 @@ def test_scores_have_the_deviation_they_are_named_after(deviation: float) -> Non
 def test_methods_compute_what_they_are_called(variant: str) -> None:
     x = SHAPE.inputs(24, 1.0, variant)
     torch.testing.assert_close(methods.SOFTMAX.call(x), methods.SDPA.call(x))
-    pytest.importorskip("entmax")
+    needs.package("entmax", "the methods of the benchmark against each other")
     for package, alpha in ((methods.SORT_15, 1.5), (methods.BISECT, 1.5), (methods.SORT_2, 2.0)):
         torch.testing.assert_close(methods.tsallis(alpha).call(x), package.call(x))
     assert not torch.allclose(methods.tsallis(1.5).call(x), methods.SDPA.call(x), atol=1e-3)
@@ -282,7 +283,7 @@ def test_methods_are_found_by_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(machine.cxx_compiler() is None, reason="torch.compile needs a C++ compiler")
+@needs.compiler("FlexAttention in the benchmark")
 @pytest.mark.filterwarnings("default")
 def test_flex_attention_stays_compiled_when_its_backward_is_refused() -> None:
     inputs = SHAPE.inputs(32, 1.0)
@@ -290,7 +291,7 @@ def test_flex_attention_stays_compiled_when_its_backward_is_refused() -> None:
     methods._flex_refuses_backward.cache_clear()
     torch.testing.assert_close(methods.FLEX.call(inputs), methods.SDPA.call(inputs))
     if not methods._flex_refuses_backward():
-        pytest.skip("this torch has the backward")
+        needs.skip("this torch has the backward", "a FlexAttention without one")
     with pytest.raises(NotImplementedError, match="backward"):
         methods.thunk(methods.FLEX, inputs, "forward+backward")
     with torch.compiler.set_stance("fail_on_recompile"):

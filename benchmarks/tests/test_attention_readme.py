@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.attention_summary import readme_table
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "results" / "bench_attention.json"
 
 
-@pytest.mark.skipif(not MEASURED.exists(), reason=f"{MEASURED.name} is made by `make bench`")
 def test_the_table_of_attention_is_the_measured_one() -> None:
     table = readme_table(json.loads(MEASURED.read_text(encoding="utf-8")))
     assert table in (ROOT / "README.md").read_text(encoding="utf-8"), (

@@ -19,11 +19,12 @@ import fenchel.continuous as fc
 from benchmarks import continuous
 from benchmarks import continuous_methods as methods
 from benchmarks.attention_rounds import Rounds
+from benchmarks.command import commands
 from benchmarks.continuous_methods import KINDS, Images, Layers, Mixtures
 from benchmarks.maps import DIRECTIONS
-from fenchel.cli import app
+from tests import needs
 
-pytest.importorskip("sklearn")
+needs.package("sklearn", "the benchmark of continuous attention")
 
 IMAGES = Images(batch=2, side=4, channels=6, functions=9)
 MIXTURES = Mixtures(batch=3, modes=2, iterations=5, side=5)
@@ -209,8 +210,8 @@ def test_quick_prints_tables_and_writes_json_and_picture(
 ) -> None:
     monkeypatch.setattr(continuous, "QUICK", replace(TINY, threads=None))
     out = tmp_path / "continuous.json"
-    arguments = ["bench", "continuous", "--quick", "--threads", "1", "--out", str(out)]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+    arguments = ["continuous", "--quick", "--threads", "1", "--out", str(out)]
+    result = CliRunner().invoke(commands, arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     for text in (*(kind.name for kind in KINDS), "scikit-learn", "fl ContinuousTransformerLayer"):
         assert text in result.stdout
@@ -230,7 +231,7 @@ def test_without_matplotlib_the_json_is_written(
     for name in ("matplotlib", "matplotlib.axes", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     out = tmp_path / "continuous.json"
-    result = CliRunner().invoke(app, ["bench", "continuous", "--out", str(out)])
+    result = CliRunner().invoke(commands, ["continuous", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "no picture: matplotlib" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["continuous.json"]
@@ -239,7 +240,5 @@ def test_without_matplotlib_the_json_is_written(
 def test_a_folder_that_is_a_file_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for command in ("continuous", "integrals"):
-        result = CliRunner().invoke(
-            app, ["bench", command, "--out", str(tmp_path / "file" / "x.json")]
-        )
+        result = CliRunner().invoke(commands, [command, "--out", str(tmp_path / "file" / "x.json")])
         assert result.exit_code == 2

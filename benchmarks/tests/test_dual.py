@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from benchmarks import dual
 from benchmarks import dual_methods as methods
 from benchmarks.attention_rounds import Rounds
+from benchmarks.command import commands
 from fenchel import dual as estimation
-from fenchel.cli import app
+from tests import needs
 
 TINY = dual.Sweep(
     tokens=9, width=12, heads=3, reliabilities=(1.0, 10.0), rounds=Rounds(1, 1, 0.1), seed=3
@@ -65,14 +66,14 @@ def test_listings_name_every_method(document: dict[str, Any]) -> None:
 
 def test_command_writes_json_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "dual.json"
-    result = CliRunner().invoke(app, ["bench", "dual", "--quick", "--out", str(out)])
+    result = CliRunner().invoke(commands, ["dual", "--quick", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert json.loads(out.read_text())["bench"] == "dual"
     assert (tmp_path / "dual.svg").read_text().startswith("<?xml")
-    result = CliRunner().invoke(app, ["bench", "dual", "--model", str(tmp_path)])
+    result = CliRunner().invoke(commands, ["dual", "--model", str(tmp_path)])
     assert result.exit_code != 0
     assert "go together" in result.output
-    result = CliRunner().invoke(app, ["bench", "dual", "--quick", "--layer", "1"])
+    result = CliRunner().invoke(commands, ["dual", "--quick", "--layer", "1"])
     assert result.exit_code == 2
     assert "--layer is of a model" in result.output
 
@@ -84,7 +85,7 @@ def test_quick_sizes_say_that_they_are_small() -> None:
 
 def save_bert(folder: Path) -> Any:
     """A small BERT with its tokenizer."""
-    transformers = pytest.importorskip("transformers")
+    transformers = needs.package("transformers", "the benchmark of estimates on a model")
     config = transformers.BertConfig(
         vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3,
         intermediate_size=16, attn_implementation="eager",
@@ -100,7 +101,7 @@ def save_bert(folder: Path) -> Any:
 
 def test_layer_of_a_model_gives_its_own_attention(tmp_path: Path, capfd: Any) -> None:
     """softmax(<t, z>) is the model's attention (CLAIMS D-E19a)."""
-    transformers = pytest.importorskip("transformers")
+    transformers = needs.package("transformers", "the benchmark of estimates on a model")
     model = save_bert(tmp_path)
     capfd.readouterr()
     layer = methods.of_model(tmp_path, "a b c d e f", layer=1, tokens=6)
@@ -120,14 +121,14 @@ def test_a_layer_that_is_not_there_is_named(tmp_path: Path, layer: str) -> None:
     save_bert(tmp_path)
     text = tmp_path / "text.txt"
     text.write_text("a b c", encoding="utf-8")
-    command = ["bench", "dual", "--quick", "--model", str(tmp_path), "--text", str(text)]
-    result = CliRunner().invoke(app, [*command, "--layer", layer], env={"COLUMNS": "200"})
+    command = ["dual", "--quick", "--model", str(tmp_path), "--text", str(text)]
+    result = CliRunner().invoke(commands, [*command, "--layer", layer], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert f"layer must be 0..1 for the 2 layers of {tmp_path.name}, got {layer}" in result.output
 
 
 def test_a_t5_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needs.package("transformers", "the benchmark of estimates on a model")
     config = transformers.T5Config(
         vocab_size=10, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
     )
@@ -135,7 +136,7 @@ def test_a_t5_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(methods, "load", lambda folder: (made, None))
     text = tmp_path / "text.txt"
     text.write_text("a b c", encoding="utf-8")
-    command = ["bench", "dual", "--quick", "--model", str(tmp_path), "--text", str(text)]
-    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    command = ["dual", "--quick", "--model", str(tmp_path), "--text", str(text)]
+    result = CliRunner().invoke(commands, command, env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "needs a BERT or its kin, got T5Model" in result.output

@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from benchmarks import integrals, tables
 from benchmarks import integrals_methods as methods
 from benchmarks.attention_rounds import Neighbours, Rounds
+from benchmarks.command import commands
 from benchmarks.integrals_methods import METHODS, Setting
-from fenchel.cli import app
 from fenchel.continuous.ball import Rule
+from tests import needs
 
-pytest.importorskip("scipy")
+needs.package("scipy", "the benchmark of integrals")
 
 SMOOTH, NARROW = Setting("smooth", 0.05, (1.0, 4.0)), Setting("narrow", 0.001, (1.0, 4.0))
 TINY = integrals.Sweep(
@@ -234,8 +235,8 @@ def test_quick_prints_tables_and_writes_json_and_picture(
     monkeypatch.setattr(integrals, "QUICK", TINY)
     monkeypatch.setattr(Neighbours, "share", lambda self: 0.5)
     out = tmp_path / "integrals.json"
-    arguments = ["bench", "integrals", "--quick", "--out", str(out)]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+    arguments = ["integrals", "--quick", "--out", str(out)]
+    result = CliRunner().invoke(commands, arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     for text in (*(method.name for method in METHODS), "up to 3 pieces", "narrow"):
         assert text in result.stdout
@@ -249,12 +250,12 @@ def test_quick_prints_tables_and_writes_json_and_picture(
 
 def test_the_full_sweep_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integrals, "FULL", replace(TINY, settings=(NARROW,)))
-    result = CliRunner().invoke(app, ["bench", "integrals"], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(commands, ["integrals"], env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     assert "narrow" in result.stdout
     assert "smooth" not in result.stdout
 
 
 def test_help_shows_an_example() -> None:
-    result = CliRunner().invoke(app, ["bench", "integrals", "--help"])
+    result = CliRunner().invoke(commands, ["integrals", "--help"])
     assert "Example: python -m benchmarks integrals --quick" in " ".join(result.output.split())

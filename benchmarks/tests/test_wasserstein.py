@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from benchmarks import wasserstein
 from benchmarks.attention_rounds import Rounds
-from fenchel.cli import app
+from benchmarks.command import commands
+from tests import needs
 
-pytest.importorskip("ot")
+needs.package("ot", "the benchmark of Wasserstein distances")
 TINY = wasserstein.Sweep(
     line=(5, 9), plane=(4, 6), bounds=7, batch=3, small=4, rounds=Rounds(1, 1, 0.1), seed=3
 )
@@ -68,9 +69,9 @@ def test_listing_has_a_row_for_each_measurement(document: dict[str, Any]) -> Non
 def test_command_writes_json_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wasserstein, "QUICK", TINY)
     out = tmp_path / "wasserstein.json"
-    result = CliRunner().invoke(app, ["bench", "wasserstein", "--quick", "--out", str(out)])
+    result = CliRunner().invoke(commands, ["wasserstein", "--quick", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert json.loads(out.read_text())["bench"] == "wasserstein"
     assert (tmp_path / "wasserstein.svg").read_text().startswith("<?xml")
-    shown = CliRunner().invoke(app, ["bench", "wasserstein", "--help"])
+    shown = CliRunner().invoke(commands, ["wasserstein", "--help"])
     assert "Example: python -m benchmarks wasserstein --quick" in " ".join(shown.output.split())

@@ -4,16 +4,19 @@ import sys
 
 import pytest
 
+import fenchel as fl
+from fenchel._kernels import library
+
+from tests import needs
+
 
 @pytest.fixture(params=["native", "torch"])
-def kernels(request, monkeypatch):
+def kernels(request):
     """The name of the path."""
-    library = sys.modules.get("fenchel._kernels.library")
-    if library is not None:
-        monkeypatch.setattr(library._State, "enabled", request.param == "native")
-        if request.param == "native" and library.native() is None:
-            pytest.skip("the native library is not built")
-    return request.param
+    if request.param == "native" and library.loaded() is None:
+        needs.skip("no native kernels", "attention through them")
+    with fl.use(request.param):
+        yield request.param
 
 
 @pytest.fixture

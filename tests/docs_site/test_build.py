@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from docs_site import reference
+from tests import needs
 
 ROOT = Path(__file__).parents[2]
-WHY = 'the site needs it: pip install -c constraints.txt -e ".[docs]"'
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     for package in ("mkdocs", "material", "mkdocstrings", "griffe", "latex2mathml"):
-        pytest.importorskip(package, reason=WHY)
+        needs.package(package, "the whole site, as `make docs` builds it")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],

@@ -3,8 +3,6 @@
 import xml.etree.ElementTree as etree
 
 import pytest
-
-pytest.importorskip("latex2mathml", reason='formulas need it: pip install -e ".[docs]"')
 from markdown import markdown
 
 from docs_site.formulas import FormulaError, Formulas

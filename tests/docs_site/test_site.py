@@ -3,9 +3,6 @@
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("mkdocs", reason='the site needs it: pip install -e ".[docs]"')
-pytest.importorskip("latex2mathml", reason='formulas need it: pip install -e ".[docs]"')
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort

@@ -9,6 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import fenchel as fl
 import fenchel.continuous as fc
 from fenchel import dual
+from tests import needs
 from tests.dual.problems import F64, plane
 
 LINE = torch.tensor([[0.0], [1.0]], dtype=F64)
@@ -185,7 +186,7 @@ def test_little_evidence_keeps_its_digits():
 @pytest.mark.parametrize("seed", [*range(1, 21)])
 def test_very_stiff_rows_reach_the_hulls_nearest_point(seed):
     """They fell into a corner, from which weights that are zero do not come back."""
-    nnls = pytest.importorskip("scipy.optimize").nnls
+    nnls = needs.package("scipy.optimize", "very stiff rows against scipy").nnls
     g = torch.Generator().manual_seed(seed)
     templates = torch.randn(6, 3, generator=g, dtype=F64)
     u, z = torch.rand(6, generator=g, dtype=F64) + 0.1, torch.randn(3, generator=g, dtype=F64)

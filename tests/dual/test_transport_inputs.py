@@ -15,6 +15,7 @@ from fenchel.dual.transport import (
     transport_first_order,
     true_preference,
 )
+from tests import needs
 from tests.dual.test_transport import DOUBLE, MODULES, draw
 
 NUMBERS = ("multiplier", "weights", "mean", "objective", "dual_value", "prior_mean")
@@ -145,7 +146,7 @@ def test_a_dead_column_without_preference_is_no_matter():
     assert_same(e, wanted)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+@needs.unless(Path("/proc/self/status").exists(), "no /proc/self/status", "the memory of transport")
 def test_memory_is_linear_in_the_templates():
     """With 8192 templates a matrix of weights would be 268 MB."""
     code = """if True:

@@ -2,13 +2,9 @@
 
 import pytest
 
-from tests.examples.running import ROOT
-
-MINILM = ROOT / "build" / "models" / "minilm"
+from tests import needs
 
 
 @pytest.fixture
 def minilm():
-    if not (MINILM / "config.json").is_file():
-        pytest.skip(f"{MINILM} is not there; `make demo` fetches it")
-    return MINILM
+    return needs.model("minilm", "examples 04, 05, 09 and 11 with a real model")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.examples.running import ROOT, number, row, run
+from tests import needs
+from tests.examples.running import number, row, run
 from tests.lens.heads import folders
 
 
@@ -51,8 +52,7 @@ def test_a_tiny_model_is_tuned_to_entmax():
 @pytest.mark.slow
 def test_minilm_is_tuned_to_entmax(minilm):
     before, swapped, stayed, after = tuned(run("05_finetune_entmax", "--model", minilm), 150)
-    if not (ROOT.parent / "shared" / "data" / "text").is_dir():
-        pytest.skip("SST-2 is not there: the tiny model took the place of MiniLM")
+    needs.shared("data", "text", covers="example 05 on real sentences")
     assert swapped[0] < before[0]
     assert after[0] > stayed[0] - 3
 

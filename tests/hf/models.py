@@ -2,14 +2,12 @@
 
 from contextlib import contextmanager
 
-import pytest
 import torch
 
 from fenchel import Tsallis
+from tests import needs
 
-transformers = pytest.importorskip(
-    "transformers", reason='fenchel.hf is an extra: pip install -c constraints.txt ".[hf]"'
-)
+transformers = needs.package("transformers", "fenchel.hf")
 
 # What needs transformers is imported behind the skip, and by the tests from here.
 from transformers.utils import logging  # noqa: E402

@@ -1,41 +1,35 @@
 """Real weights: MiniLM (BERT), a story-writing Llama, a title-writing T5."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests import needs
 from tests.hf.models import hf, logits, softmax_as_given, transformers
 
-ROOT = Path(__file__).parents[2]
-SHARED = Path(os.environ.get("FENCHEL_SHARED", ROOT.parent / "shared"))
 SENTENCES = ["A man is playing a guitar.", "The stock market fell sharply today, and nobody knew."]
 
 
 def made(name, script):
     """The folder that a script makes from a package, kept from one run to the next."""
-    script, folder = SHARED / "tools" / script, ROOT / "build" / "models" / name
-    if not script.is_file():
-        pytest.skip(f"{script} is not there; set FENCHEL_SHARED to the folder that holds tools/")
+    covers = f"fenchel.hf with the weights of {name}"
+    script = needs.shared("tools", script, covers=covers)
+    folder = needs.ROOT / "build" / "models" / name
     command = [sys.executable, str(script), str(folder)]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"{script.name} did not finish in five minutes; run it by hand once")
+        needs.skip(f"{script.name} did not finish in five minutes", covers)
     if run.returncode:
-        pytest.skip(f"{script.name}: {run.stderr.strip().splitlines()[-1]}")
+        needs.skip(f"{script.name}: {run.stderr.strip().splitlines()[-1]}", covers)
     return folder
 
 
 @pytest.fixture(scope="module")
 def stories():
-    folder = SHARED / "data" / "stories260k"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there; set FENCHEL_SHARED to the folder that holds data/")
-    return folder
+    return needs.shared("data", "stories260k", covers="fenchel.hf with the weights of a real Llama")
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """Small random models of each family, sharp enough that attention is far from even."""
 
 import numpy as np
-import pytest
 import torch
 
-transformers = pytest.importorskip(
-    "transformers", reason='fenchel.lens is an extra: pip install -c constraints.txt ".[hf]"'
-)
+from tests import needs
+
+transformers = needs.package("transformers", "fenchel.lens on models of Hugging Face")
 
 PAD, VOCABULARY, TOKENS = 1, 40, 9
 _NAMES = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": 2}

@@ -1,19 +1,16 @@
 """Real weights and real sentences: MiniLM (BERT) and a title-writing T5."""
 
-import os
 import time
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fenchel import lens
+from tests import needs
 from tests.lens.models import read_by_hand, reference
 
-ROOT = Path(__file__).parents[2]
-SHARED = Path(os.environ.get("FENCHEL_SHARED", ROOT.parent / "shared"))
 MEASURES = ("multiplier", "mean", "mean_shift", "parameter")
 CASES = [
     ("minilm", "encoder"),
@@ -27,12 +24,9 @@ load = cache(lens.load)
 
 
 def loaded(name, kind, count):
-    script = f"get_{name.replace('-', '_')}.py"
-    folder, text = ROOT / "build" / "models" / name, SHARED / "data" / "text" / "sst2.dev.tsv"
-    if not (folder / "config.json").is_file():
-        pytest.skip(f"{folder} is not there; make it with shared/tools/{script} {folder}")
-    if not text.is_file():
-        pytest.skip(f"{text} is not there; set FENCHEL_SHARED to the folder that holds data/")
+    covers = f"deviations of {name} on real sentences"
+    folder = needs.model(name, covers)
+    text = needs.shared("data", "text", "sst2.dev.tsv", covers=covers)
     model, tokenizer = load(folder)
     model.float().set_attn_implementation("sdpa")  # whatever the last test made of it
     texts = lens.sentences(text, count)

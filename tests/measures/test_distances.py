@@ -16,8 +16,9 @@ from fenchel.measures import distances
 from fenchel.measures.distances import transport_plan, wasserstein1
 from fenchel.measures.empirical import Empirical
 from fenchel.measures.entropic import entropic_wasserstein1
+from tests import needs
 
-ot = pytest.importorskip("ot")
+ot = needs.package("ot", "Wasserstein distances against a linear program and POT")
 NORMS = [1, 2, math.inf, 1.5, 3]
 
 
@@ -43,7 +44,7 @@ def costs(mu: Cloud, nu: Cloud, norm: float) -> Tensor:
 
 def program(mu: Cloud, nu: Cloud, cost: Tensor) -> float:
     """The primal as a linear program, written out."""
-    optimize = pytest.importorskip("scipy.optimize")
+    optimize = needs.package("scipy.optimize", "Wasserstein distances against a linear program")
     n, m = cost.shape
     rows = np.kron(np.eye(n), np.ones((1, m)))
     columns = np.kron(np.ones((1, n)), np.eye(m))

@@ -1,7 +1,6 @@
 """PreferenceAttention against T5's own attention."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +10,12 @@ from fenchel.nn.preference import (
     PreferenceAttention,
     UniformPreference,
 )
+from tests import needs
 from tests.nn.pairs import assert_equal
 from tests.nn.preference_layers import draw
 
-transformers = pytest.importorskip("transformers")
+transformers = needs.package("transformers", "PreferenceAttention against T5's own attention")
 T5_WIDTH = 16
-FLAN = Path(__file__).parents[2] / "build" / "models" / "flan-t5-small"
 
 
 def t5_model(kind=None, dtype=torch.float64, **options):
@@ -170,10 +169,9 @@ def test_from_t5_refuses_others():
 
 def test_real_t5():
     """flan-t5-small: all 24 attentions, on a text longer than the exact buckets."""
-    if not (FLAN / "model.safetensors").is_file():
-        pytest.skip(f"{FLAN} is not there; shared/tools/get_flan_t5_small.py makes it")
-    model = transformers.T5Model.from_pretrained(FLAN, dtype=torch.float64).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(FLAN)
+    folder = needs.model("flan-t5-small", "PreferenceAttention in a real T5")
+    model = transformers.T5Model.from_pretrained(folder, dtype=torch.float64).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = ["summarize: " + "The river rose all night and nobody slept. " * 16, "A short one."]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     assert batch["input_ids"].shape[1] > 128

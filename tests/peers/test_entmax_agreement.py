@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 import fenchel as fl
+from tests import needs
 
 from . import entmax_shim as ours
 
-entmax = pytest.importorskip("entmax", reason="the package these tests compare with")
+entmax = needs.package("entmax", "agreement with the package entmax")
 
 # Facts about one version; another may have mended them.
-version_13 = pytest.mark.skipif(
-    entmax.__version__ != "1.3", reason=f"stated of entmax 1.3, installed {entmax.__version__}"
+version_13 = needs.unless(
+    entmax.__version__ == "1.3",
+    f"entmax is {entmax.__version__}, not 1.3",
+    "what that version of the package gets wrong",
 )
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 SEEDS = pytest.mark.parametrize("seed", range(3))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fenchel import __version__
+from tests import needs
 
 ROOT = Path(__file__).parents[2]
 SMOKE = Path(__file__).with_name("smoke.py")
@@ -46,7 +47,7 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source, tmp_path_factory) -> Path:
-    pytest.importorskip("build", reason="the package `build` is not installed; it is in [dev]")
+    needs.package("build", "the wheel and the source distribution")
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--outdir", out, source, cwd=source)
     return out

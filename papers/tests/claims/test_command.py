@@ -10,10 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 from fenchel import measures
-from fenchel.cli import app
 from papers import claims
+from papers.__main__ import app
 from papers.claims import Evidence, Verdict
 from papers.claims.ledger import Claim
+from tests import needs
 
 
 def _right(evidence: Evidence) -> None:
@@ -155,8 +156,8 @@ def test_outputs_are_checked_before_the_work(tmp_path, monkeypatch):
 
 
 def test_letters_that_a_terminal_lacks_do_not_end_the_work():
-    words = [sys.executable, "-m", "fenchel", "claims", "--list"]
+    words = [sys.executable, "-m", "papers", "claims", "--list"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(words, env=environment, capture_output=True, check=False)
+    done = subprocess.run(words, cwd=needs.ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert b"L-5 " in done.stdout

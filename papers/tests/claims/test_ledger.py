@@ -2,7 +2,6 @@
 
 import ast
 import math
-import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -14,8 +13,8 @@ from papers import claims
 from papers.claims import Evidence, Verdict
 from papers.claims.ledger import Claim, Record
 from papers.claims.listed import FAMILIES, find
+from tests import needs
 
-SHARED = Path(os.environ.get("FENCHEL_SHARED", Path(__file__).parents[3] / "shared"))
 MUTATED = (
     "deciphering",
     "deciphering_transport",
@@ -83,9 +82,7 @@ def test_other_seeds_and_longer_searches(id, seed):
 @pytest.fixture(scope="module")
 def written() -> dict[str, str]:
     """Of each entry of CLAIMS.md its id and what stands after R:"""
-    path = SHARED / "CLAIMS.md"
-    if not path.exists():
-        pytest.skip(f"the shared list is not there ({path}); set FENCHEL_SHARED to its folder")
+    path = needs.shared("CLAIMS.md", covers="the ledger against the written list of claims")
     lines = re.findall(r"^- \*\*([^*]+)\*\*(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.split(r"[ ,]", name)[0]: rest.split("R: ", 1)[1] for name, rest in lines}
 
@@ -238,7 +235,7 @@ def test_entries_are_found_by_any_of_their_names():
 
 def test_the_readme_counts_them():
     words = {9: "nine", 5: "five"}
-    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    text = " ".join((needs.ROOT / "README.md").read_text(encoding="utf-8").split())
     held = {verdict: sum(c.verdict is verdict for c in LEDGER.values()) for verdict in Verdict}
     assert f"computes the {len(LEDGER)} theorems" in text
     assert (

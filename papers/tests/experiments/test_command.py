@@ -11,12 +11,11 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from fenchel.cli import app
+from papers.__main__ import app
 from papers.experiments import checkpoint, loop
 from papers.experiments.checkpoint import Checkpoints
 from papers.experiments.data.shapes import load_shapes
@@ -26,6 +25,7 @@ from papers.experiments.vit.model import Size
 from papers.experiments.vit.study import VitStudy
 from papers.experiments.vqa import presets as vqa_presets
 from papers.tests.experiments import tiny
+from tests import needs
 
 WIDE = {"COLUMNS": "200"}
 TINY = replace(
@@ -157,7 +157,7 @@ def test_first_steps_are_not_taken_for_runs(tmp_path, steps):
 
 def test_tables_of_the_sets_that_are_named(tmp_path):
     """With the runs that are published."""
-    stored = Path(__file__).parents[2] / "papers/results/experiments"
+    stored = needs.ROOT / "papers/results/experiments"
     for name, other in (("cifar-10", "fashion-mnist"), ("fashion-mnist", "cifar-10")):
         shown = done("vit", stored, "--tables", "--preset", "cpu", "--sets", name).stdout
         assert name in shown
@@ -265,9 +265,11 @@ def test_letters_that_standard_error_lacks(tmp_path):
 
 
 def test_standard_output_may_be_closed():
-    stored = Path(__file__).parents[2] / "papers/results/experiments"
+    stored = needs.ROOT / "papers/results/experiments"
     line = f"{sys.executable} -m papers experiment vit --preset cpu --tables --out '{stored}' >&-"
-    result = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, check=False, text=True)
+    result = subprocess.run(
+        ["sh", "-c", line], cwd=needs.ROOT, stderr=subprocess.PIPE, check=False, text=True
+    )
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -1,9 +1,7 @@
 """MobileNetV2, its kept features, and DAQUAR by the official split."""
 
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,16 +24,11 @@ from papers.tests.experiments.question_files import (
     write_daquar,
     write_weights,
 )
-
-ROOT = Path(__file__).parents[2]
-SHARED = Path(os.environ.get("FENCHEL_SHARED", ROOT.parent / "shared"))
+from tests import needs
 
 
-def shared(*parts):
-    folder = SHARED.joinpath("data", *parts)
-    if not folder.exists():
-        pytest.skip(f"{folder} is not there; set FENCHEL_SHARED to the folder that holds data/")
-    return folder
+def shared(name):
+    return needs.shared("data", name, covers="real photographs and questions (DAQUAR, MobileNet)")
 
 
 # ---- the network
@@ -374,12 +367,13 @@ def test_the_real_questions(tmp_path):
 def test_the_real_features():
     """Of one photograph, from the file to the grid, against those kept by a study."""
     folder, weights = shared("daquar"), shared("mobilenet_v2")
-    kept = ROOT / "build" / "experiments" / "daquar-features"
+    kept = needs.ROOT / "build" / "experiments" / "daquar-features"
+    covers = "features of real photographs against those kept by a study"
     if not (kept / "features.json").is_file():
-        pytest.skip(f"{kept} is not there; load_daquar(..., cache={kept.name!r}) makes it")
+        needs.skip("no build/experiments/daquar-features (load_daquar's cache)", covers)
 
     def made(done, total):
-        pytest.skip(f"{kept} was made of something else; making it again takes minutes")
+        needs.skip(f"{kept.name} was made of something else", covers)
 
     data, network = load_daquar(folder, weights, kept, made), read_mobilenet(weights)
     for split, place in ((data.train, 794), (data.test, 0)):

@@ -3,7 +3,6 @@
 import json
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ from papers.experiments.data.easy import load_easy
 from papers.experiments.data.files import DataProblem
 from papers.experiments.vqa import presets
 from papers.tests.experiments.question_files import EASY, easy_picture, noise, write_easy
+from tests import needs
 
-PACKAGES = Path(__file__).parents[2] / "build" / "packages"
+PACKAGES = needs.ROOT / "build" / "packages"
 
 
 def test_questions_answers_and_pictures(tmp_path):
@@ -122,7 +122,10 @@ def test_sides_of_pictures_are_whole_cells(tmp_path):
 def test_the_real_package():
     folder = None if find_spec("easy_vqa") else PACKAGES
     if folder and not (folder / "easy_vqa").is_dir():
-        pytest.skip("easy-vqa is not there: pip install --no-deps --target build/packages easy-vqa")
+        needs.skip(
+            "no easy-vqa (pip install --no-deps --target build/packages easy-vqa)",
+            "the real pictures and questions of easy-VQA",
+        )
     data = load_easy(folder)
     # as counted in the package's own README
     assert (len(data.train), len(data.test), len(data.answers)) == (38575, 9673, 13)

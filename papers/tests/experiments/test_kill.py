@@ -10,8 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fenchel.cli import app
+from papers.__main__ import app
 from papers.experiments.checkpoint import Checkpoints
+from tests import needs
 
 VIT = ["vit", "--preset", "smoke", "--attention", "transport", "--seeds", "1"]  # at two rates
 VQA = ["vqa", "--preset", "smoke", "--attention", "softmax", "--seeds", "1"]
@@ -38,8 +39,9 @@ def lines(out):
 def kill(study, out, moment, late):
     """SIGKILL when the runs together are `moment` steps far, and `late` seconds after that."""
     before = lines(out)
-    command = [sys.executable, "-m", "fenchel", *words(study, out)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-m", "papers", *words(study, out)]
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=needs.ROOT, **pipes) as process:
         end = time.monotonic() + PATIENCE
         while not reached(lines(out), before, moment):
             assert process.poll() is None, process.stderr.read().decode()

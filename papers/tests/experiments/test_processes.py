@@ -25,6 +25,7 @@ from papers.experiments.vit.model import Size
 from papers.experiments.vit.study import VitStudy
 from papers.experiments.vqa.study import VqaStudy
 from papers.tests.experiments import tiny
+from tests import needs
 
 STEPS, STOPPED, SAVED = 100, 57, 40
 TRAINING = Training(
@@ -162,12 +163,12 @@ def test_launched(tmp_path, launcher):
     }[launcher].split()
     start[0] = str(Path(sys.executable).parent / start[0])
     words = ["--preset", "smoke", "--attention", "transport", "--seeds", "1", "--first-steps", "4"]
-    command = [*start, "-m", "fenchel", "experiment", "vit", *words, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [*start, "-m", "papers", "experiment", "vit", *words, "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=needs.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Table 2") == 1, "only the main process talks"
     results = sorted(path.name for path in tmp_path.rglob("transport*.json"))
     assert results == ["transport-0.json", "transport-rate-0.003-0.json"]
-    again = subprocess.run(command, capture_output=True, text=True)
+    again = subprocess.run(command, cwd=needs.ROOT, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert again.stdout == done.stdout

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fenchel.cli import app
+from papers.__main__ import app
 from papers.experiments.vit.presets import PRESETS as VIT
 from papers.experiments.vqa.presets import PRESETS as VQA
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks.attention_rounds import Rounds, Samples
 from benchmarks.pictures import step_bars
-from fenchel.cli import app
+from papers.__main__ import app
 from papers.experiments import throughput
 
 TINY = throughput.Sweep(batches=(4, 2), papers=False, rounds=Rounds(1, 1, 0.1))
@@ -64,7 +64,7 @@ def test_ratios_are_to_softmax_of_the_same_network(document: dict[str, Any]) -> 
 def test_command_writes_json_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "QUICK", TINY)
     out = tmp_path / "steps.json"
-    result = CliRunner().invoke(app, ["bench", "steps", "--quick", "--out", str(out)])
+    result = CliRunner().invoke(app, ["experiment", "throughput", "--quick", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert json.loads(out.read_text())["bench"] == "steps"
     assert (tmp_path / "steps.svg").read_text().startswith("<?xml")

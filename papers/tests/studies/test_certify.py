@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fenchel.cli import app
+from papers.__main__ import app
 from papers.studies import campaign
 
 

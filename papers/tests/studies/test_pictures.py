@@ -1,11 +1,11 @@
 """Pictures and tables of studies, from documents made by hand."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from papers.studies import pictures as picture
+from tests import needs
 
 
 def band(value):
@@ -141,7 +141,7 @@ def test_depth_gives_colours_one_meaning_and_hides_no_curve(figure):
 
 @pytest.mark.parametrize("document", ["robustness", "depth", "negation"])
 def test_tables_fit_eighty_columns(document):
-    path = Path(__file__).parents[2] / "results" / f"study_{document}.json"
+    path = needs.ROOT / "papers" / "results" / f"study_{document}.json"
     for listing in picture.listings(json.loads(path.read_text())):
         columns = zip(listing.header, *listing.rows, strict=True)
         assert sum(3 + max(map(len, column)) for column in columns) + 1 <= 80

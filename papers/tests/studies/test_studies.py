@@ -2,26 +2,23 @@
 
 import json
 import math
-import os
 from dataclasses import replace
 from itertools import pairwise, permutations
-from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from fenchel import lens
-from fenchel.cli import app
 from fenchel.lens.constants import Seen, seen
 from papers import studies
+from papers.__main__ import app
 from papers.studies import depth, documents, facts, hidden
 from papers.studies.robustness import certified, hull, log_here, log_on_ball, moves
 from papers.studies.stacks import STACKS
+from tests import needs
 from tests.lens.models import model_of, transformers
 
-ROOT = Path(__file__).parents[2]
-SHARED = Path(os.environ.get("FENCHEL_SHARED", ROOT.parent / "shared"))
 WORDS = [
     "a",
     "man",
@@ -436,9 +433,7 @@ def test_the_commands_fail_clearly(folder, text, tmp_path, monkeypatch):
 
 
 def test_real_facts():
-    folder = SHARED / "data" / "negation"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there; set FENCHEL_SHARED to the folder that holds data/")
+    folder = needs.shared("data", "negation", covers="the facts of the study of negation")
     found = studies.read_facts(folder)
     assert not any(fact.relation == "P159" for fact in found)
     counts = {name: sum(f.source == name for f in found) for name in ("TREx", "GoogleRE", "SQuAD")}
@@ -447,9 +442,9 @@ def test_real_facts():
 
 
 def test_real_model_on_real_sentences():
-    model, text = ROOT / "build" / "models" / "minilm", SHARED / "data" / "text" / "sst2.dev.tsv"
-    if not (model / "config.json").is_file() or not text.is_file():
-        pytest.skip(f"{model} or {text} is not there; see shared/tools/get_minilm.py")
+    covers = "the study of robustness on a real model"
+    model = needs.model("minilm", covers)
+    text = needs.shared("data", "text", "sst2.dev.tsv", covers=covers)
     found = studies.robustness(*lens.load(model), lens.sentences(text, 2), draws=3)
     assert found.exceeded == 0
     assert (found.ball > 6).all()  # of powers of ten: of no use

@@ -12,6 +12,7 @@ from torch import Tensor
 import fenchel.continuous as fc
 from papers.tour.chapter import Chapter, Tour
 from papers.tour.chapters import continuous
+from tests import needs
 
 QUICK = Tour(seed=0, quick=True)
 
@@ -84,7 +85,7 @@ def test_without_scikit_learn_a_drawing_stands_in(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_photograph_is_the_one_of_scikit_learn() -> None:
-    pytest.importorskip("sklearn")
+    needs.package("sklearn", "the photograph of the tour")
     scene = continuous.photograph()
     assert scene.image.shape == (427, 640, 3)
     assert scene.note == ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from typing import Annotated
 
 import typer
@@ -14,6 +12,7 @@ from rich.text import Text
 
 from fenchel import __version__, _info
 from fenchel.cli import audit
+from fenchel.cli.shared import replace_letters
 
 __all__ = ["app"]
 
@@ -39,9 +38,7 @@ def root(
     ] = False,
 ) -> None:
     """Attention as a regularised problem: exact sparse maps with a certificate."""
-    for stream in (sys.stdout, sys.stderr):  # a Greek letter must not end an hour of work
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    replace_letters()
 
 
 @app.command(epilog="Example: fenchel info --json")

@@ -1,7 +1,9 @@
-"""What several commands need: progress and folders."""
+"""What several commands need: letters, progress and folders."""
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import typer
@@ -16,6 +18,13 @@ from rich.progress import (
 )
 
 MOST_THREADS = 1024  # of one process; torch does not survive tens of thousands
+
+
+def replace_letters() -> None:
+    """A Greek letter that the terminal lacks must not end an hour of work: it becomes a `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def progress_bar(count: ProgressColumn | None = None) -> Progress:

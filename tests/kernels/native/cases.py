@@ -8,18 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import pytest
 import torch
 from torch import Tensor
 
 import fenchel as fl
 from fenchel import priors
 from fenchel._kernels import library
+from tests import needs
 
-needs_library = pytest.mark.skipif(
-    library._State.library is None,
-    reason="the native library is not built: pip install -e . with a C++ compiler",
-)
+needs_library = needs.kernels("the native kernels")
 
 _LENGTHS = (1, 2, 3, 5, 8, 16, 17, 31, 33, 47, 48, 49, 64, 97, 130, 511, 512, 513)
 _DIMS = (1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 130)
@@ -30,16 +27,15 @@ _STEEP = (2.0000001, 2.5, 3.0, 4.0)
 @contextmanager
 def native(enabled: bool = True, variant: str | None = None) -> Iterator[None]:
     """Native code on or off, or one of its lesser instruction sets."""
-    state = library._State
-    before = state.enabled, state.library.variant
-    state.enabled = enabled
+    loaded = library.loaded()
+    best = loaded.variant
     if variant is not None:
-        state.library.choose(variant)
+        loaded.choose(variant)
     try:
-        yield
+        with fl.use("native" if enabled else "torch"):
+            yield
     finally:
-        state.enabled = before[0]
-        state.library.choose(before[1])
+        loaded.choose(best)
 
 
 @dataclass

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fenchel.kernels import attention, average, continuous, rows
-from fenchel.kernels.library import BLOCK
+from fenchel._kernels import attention, average, continuous, rows
+from fenchel._kernels.library import BLOCK
 from tests.kernels.native.cases import needs_library
 
 pytestmark = needs_library
@@ -84,10 +84,17 @@ OPERATORS = {
         lambda: {**_attention(), **NUMBERS, "save": True},
     ),
     "attention backward": (attention.tsallis_attention_backward, _attention_backward),
-    "weights": (rows.tsallis_weights, lambda: {"scores": _normal(3, 5), "eps": 0.5}),
+    "weights": (
+        rows.row_weights,
+        lambda: {"scores": _normal(3, 5), "family": "tsallis", "parameter": 0.5},
+    ),
+    "offsets": (
+        rows.row_offsets,
+        lambda: {"scores": _normal(3, 5), "eps": torch.full((3,), 0.5, dtype=torch.float64)},
+    ),
     "weights backward": (
-        rows.tsallis_weights_backward,
-        lambda: {"gradient": _normal(3, 5), "weights": _normal(3, 5).softmax(-1), "eps": 0.5},
+        rows.row_weights_backward,
+        lambda: {"gradient": _normal(3, 5), "weights": _normal(3, 5).softmax(-1), "family": "tsallis", "parameter": 0.5},
     ),
     "average": (average.average_attention, _average),
     "average backward": (
@@ -187,8 +194,9 @@ def test_the_message_says_what_was_expected():
         ("attention", {"dropout": 1.5}, "between 0 and 1, got 1.5"),
         ("attention backward", {"dropout": -1.0}, "between 0 and 1, got -1"),
         ("attention backward", {"wanted": [True]}, r"one entry each .* got \[True\]"),
-        ("weights", {"eps": 1.5}, "eps .* between 0 and 1, got 1.5"),
-        ("weights backward", {"eps": math.nan}, "eps .* got nan"),
+        ("weights", {"parameter": 1.5}, r"tsallis rows .* in \[0, 1\], got 1.5"),
+        ("weights backward", {"parameter": math.nan}, "tsallis rows .* got nan"),
+        ("weights", {"family": "softmax"}, "family must be one of .* got 'softmax'"),
         (
             "weights",
             {"scores": torch.zeros(1, 1).expand(1, 2**31)},

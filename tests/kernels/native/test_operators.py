@@ -6,6 +6,7 @@ import torch
 import fenchel as fl
 import fenchel._kernels.attention as module
 from fenchel._kernels.attention import tsallis_attention, tsallis_attention_backward
+from tests import needs
 from tests.kernels.native.cases import needs_library
 
 pytestmark = needs_library
@@ -139,7 +140,7 @@ def test_views_that_negate():
 @pytest.mark.parametrize(("queries", "keys", "dim"), [(4, 100_000, 64), (1, 1_000_000, 16)])
 def test_memory_of_long_sequences(queries, keys, dim, alpha):
     """Forward and backward stay within a few copies of keys and values."""
-    resource = pytest.importorskip("resource")
+    resource = needs.package("resource", "the memory of long sequences")
     query, key, value = (
         torch.randn(1, 1, n, dim, requires_grad=True) for n in (queries, keys, keys)
     )

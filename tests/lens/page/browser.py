@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = shutil.which("chromium")
-MISSING = "chromium is not installed: the page cannot be opened"
 _PATIENCE = 30.0  # seconds for an answer
 _FLAGS = (
     "--headless",
@@ -35,7 +34,7 @@ class Browser:
 
     def __init__(self, folder: Path, width: int = 1280, height: int = 900) -> None:
         if PROGRAM is None:
-            raise FileNotFoundError(MISSING)
+            raise FileNotFoundError("chromium is not installed: the page cannot be opened")
         folder.mkdir(parents=True, exist_ok=True)
         names = [str(folder / name) for name in ("to", "from")]
         for name in names:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fenchel.lens.page import write
-from tests.lens.page import browser as chromium
+from tests import needs
 from tests.lens.page.browser import Browser
 from tests.lens.page.document import document, example, image_document, long_document
 
-pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason=chromium.MISSING)
+pytestmark = needs.browser("the audit's page in a real browser")
 
 SCRIPT = "<script>window.hacked=1</script>"
 HOSTILE = f"</script>{SCRIPT}<img src=x onerror=window.hacked=1><!-- \u2028"

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from fenchel.lens.page import write
-from tests.lens.page import browser as chromium
+from tests import needs
 from tests.lens.page.browser import Browser
 from tests.lens.page.document import document, image_document, long_document, without_pull
 
-pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason=chromium.MISSING)
+pytestmark = needs.browser("the vectors of a head on the audit's page")
 
 PAIRS = {"encoder": 1, "decoder": 1, "cross": 1}
 DOCUMENTS = {

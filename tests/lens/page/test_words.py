@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fenchel.lens.page import write
-from tests.lens.page import browser as chromium
+from tests import needs
 from tests.lens.page.browser import Browser
 from tests.lens.page.document import document, image_document
 
-pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason=chromium.MISSING)
+pytestmark = needs.browser("the words of the audit's page, as shown")
 
 Open = Callable[..., Browser]
 

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.tables import Listing
 from papers.experiments.report import learning, markdown
 from papers.tests.experiments.report.documents import document
+from tests import needs
 
 
 def test_signs_of_markdown_stay_signs() -> None:
@@ -39,7 +40,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_words_stay_words_to_python_markdown(text: str) -> None:
-    markdown_of = pytest.importorskip("markdown").markdown
+    markdown_of = needs.package("markdown", "hostile words in the pages of results").markdown
     extensions = ["tables", "fenced_code", "admonition"]
     wanted = " ".join(text.splitlines()).strip()
     found = markdown_of(f"- {markdown.plain(text)}", extensions=extensions)

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fenchel.cli import app
+from papers.__main__ import app
 from papers.experiments.data.files import DataProblem
 from papers.experiments.data.questions import QuestionData
 from papers.experiments.report import figures, maps, page
 from papers.experiments.report.studies import VIT
 from papers.experiments.runs import of_first
 from papers.tests.experiments.report.documents import Document, document, look, stored
+from tests import needs
 
-ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "results" / "experiments"
+ROOT = needs.ROOT
+RESULTS = ROOT / "papers" / "results" / "experiments"
 
 
 def pairs(data: str, softmax: list[float], transport: list[float]) -> list[Document]:

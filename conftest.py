@@ -1,0 +1,37 @@
+"""Settings of every test, and the list of what a run did not cover."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests import needs
+
+# Small tensors, and workers that already fill the cores: threads would wait for each other.
+torch.set_num_threads(1)
+
+# Warnings are errors here. Torch gives some only the first time in a process, so which test
+# met one depended on how the tests were shared out; now every test meets its own.
+torch.set_warn_always(True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each thing that was absent, with what would have been covered."""
+    lines = uncovered([report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())])
+    if lines:
+        terminalreporter.section("not covered", sep="-")
+    for line in lines:
+        terminalreporter.line(line)
+
+
+def uncovered(reasons: list[str]) -> list[str]:
+    """As pytest gives them: `Skipped: no browser (chromium); not covered: the page`."""
+    counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
+    lines = []
+    for reason, count in sorted(counts.items()):
+        absent, _, covers = reason.partition(needs.SEPARATOR)
+        number = f"{count} test" if count == 1 else f"{count} tests"
+        lines.append(f"{covers or 'unknown'} [{number}]: {absent}")
+    return lines

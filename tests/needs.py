@@ -1,0 +1,74 @@
+"""What a clone may lack: shared data, a model, a browser, a compiler, a package of an extra.
+
+A test that needs such a thing skips by a function of this file, which asks what the test would
+have covered. The last lines of a run repeat both (`conftest.py` at the root).
+"""
+
+import os
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import fenchel as fl
+
+ROOT = Path(__file__).parents[1]
+SHARED = Path(os.environ.get("FENCHEL_SHARED") or ROOT.parent / "shared")
+SEPARATOR = "; not covered: "
+
+
+def reason(absent: str, covers: str) -> str:
+    return f"{absent}{SEPARATOR}{covers}"
+
+
+def skip(absent: str, covers: str) -> NoReturn:
+    """In a test, a fixture or a module."""
+    pytest.skip(reason(absent, covers), allow_module_level=True)
+
+
+def unless(present: object, absent: str, covers: str) -> pytest.MarkDecorator:
+    """A mark for a test or a module."""
+    return pytest.mark.skipif(not present, reason=reason(absent, covers))
+
+
+def package(name: str, covers: str) -> Any:
+    """The module."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != name.partition(".")[0]:
+            raise
+        skip(f"the package {name.partition('.')[0]} is not installed", covers)
+
+
+def shared(*parts: str, covers: str) -> Path:
+    """A file or a folder of the shared data."""
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        skip(f"no shared/{'/'.join(parts)} (FENCHEL_SHARED names the folder)", covers)
+    return path
+
+
+def model(name: str, covers: str) -> Path:
+    """A folder below build/models."""
+    folder = ROOT / "build" / "models" / name
+    if not (folder / "config.json").is_file():
+        script = f"shared/tools/get_{name.replace('-', '_')}.py"
+        skip(f"no build/models/{name} (made by {script})", covers)
+    return folder
+
+
+def kernels(covers: str) -> pytest.MarkDecorator:
+    """Compiled and switched on."""
+    path = fl.info()["fast_paths"][0]
+    return unless(path["active"], f"no native kernels ({path['why']})", covers)
+
+
+def compiler(covers: str) -> pytest.MarkDecorator:
+    return unless(shutil.which("g++"), "no C++ compiler (g++)", covers)
+
+
+def browser(covers: str) -> pytest.MarkDecorator:
+    return unless(shutil.which("chromium"), "no browser (chromium)", covers)
