@@ -26,9 +26,9 @@ from rich.text import Text
 
 from benchmarks.console import shares, tell
 from benchmarks.tables import Listing
-from fenchel.lens.launcher import rank
 from fenchel.cli.failures import explained
 from fenchel.cli.shared import check_folder, make_folder, progress_bar
+from fenchel.lens.launcher import rank
 
 if TYPE_CHECKING:
     from papers.experiments.data.images import ImageData

@@ -14,11 +14,11 @@ import torch
 
 from fenchel import __version__
 from fenchel.lens.files import write_whole
+from fenchel.lens.launcher import world_size
 from papers.experiments.checkpoint import OtherConfig, differences, read_metrics
 from papers.experiments.flops import step_flops
 from papers.experiments.loop import Outcome, Study, Training, naming, trained
 from papers.experiments.processes import agreed, alone, is_main
-from fenchel.lens.launcher import world_size
 
 _PARTS: dict[str, type] = {
     "settings": dict,

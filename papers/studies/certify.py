@@ -39,8 +39,8 @@ def certificates(
     make_folder(out)
     from fenchel import lens
     from fenchel.lens.constants import stability
-    from papers.studies import stability_pictures as picture
     from fenchel.lens.text import LONGEST, limit
+    from papers.studies import stability_pictures as picture
 
     try:
         with progress_bar(TaskProgressColumn()) as progress:

@@ -6,7 +6,6 @@ import pytest
 
 import fenchel as fl
 from fenchel._kernels import library
-
 from tests import needs
 
 

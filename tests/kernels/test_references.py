@@ -10,7 +10,7 @@ SOURCES = Path(fl.__file__).parent
 
 def named_but_missing(text):
     names = re.findall(r"\bnative/\w+\.(?:h|cpp)\b", text)
-    return [name for name in names if not (SOURCES / "kernels" / name).is_file()]
+    return [name for name in names if not (SOURCES / "_kernels" / name).is_file()]
 
 
 def test_native_files_named_in_python_exist():

@@ -65,7 +65,8 @@ def test_other_reasons(operands):
 @needs.kernels("their reasons against devices")
 def test_another_device(operands):
     query, key, value = (x.to("meta") for x in operands)
-    assert "run on the CPU" in fl.explain(query, key, value, fl.Tsallis(1.5)).against["native kernels"]
+    chosen = fl.explain(query, key, value, fl.Tsallis(1.5))
+    assert "run on the CPU" in chosen.against["native kernels"]
 
 
 def test_explain_refuses_what_attention_refuses(operands):
@@ -74,9 +75,8 @@ def test_explain_refuses_what_attention_refuses(operands):
 
 
 def test_the_switch_refuses_other_names():
-    with pytest.raises(ValueError, match='"native" or "torch", got "fast"'.replace('"fast"', "'fast'")):
-        with fl.use("fast"):
-            pass
+    with pytest.raises(ValueError, match="got 'fast'"), fl.use("fast"):
+        pass
 
 
 def test_the_switch_is_undone_and_nests(operands):

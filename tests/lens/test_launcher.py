@@ -3,8 +3,8 @@
 import pytest
 from typer.testing import CliRunner
 
-from fenchel.lens.launcher import check_environment, rank, world_size
 from fenchel.cli import app
+from fenchel.lens.launcher import check_environment, rank, world_size
 
 WRONG = [
     (

@@ -84,13 +84,9 @@ def against_native(
     like: Tensor, *, under_compile: bool = True, under_transform: bool = False
 ) -> Reason:
     """What holds for every native kernel."""
-    chosen = _CHOSEN.get()
-    if chosen == TORCH:
-        return 'fenchel.use("torch") is in force'
-    if library.loaded() is None:
-        return library.why_absent()
-    if chosen is None and library.is_disabled():
-        return library.why_absent()
+    off = _against_library()
+    if off is not None:
+        return off
     if like.device.type != "cpu":
         return f"native kernels run on the CPU, the operands are on {like.device}"
     if like.layout != torch.strided:
@@ -99,6 +95,16 @@ def against_native(
         return "a transform (vmap, jvp, torch.func) is active, which only torch's operations take"
     if not under_compile and torch.compiler.is_compiling():
         return "torch.compile traces this call in torch's operations"
+    return None
+
+
+@torch.compiler.assume_constant_result  # compiled code keeps the choice that it was made with
+def _against_library() -> Reason:
+    chosen = _CHOSEN.get()
+    if chosen == TORCH:
+        return 'fenchel.use("torch") is in force'
+    if library.loaded() is None or (chosen is None and library.is_disabled()):
+        return library.why_absent()
     return None
 
 

@@ -94,7 +94,12 @@ OPERATORS = {
     ),
     "weights backward": (
         rows.row_weights_backward,
-        lambda: {"gradient": _normal(3, 5), "weights": _normal(3, 5).softmax(-1), "family": "tsallis", "parameter": 0.5},
+        lambda: {
+            "gradient": _normal(3, 5),
+            "weights": _normal(3, 5).softmax(-1),
+            "family": "tsallis",
+            "parameter": 0.5,
+        },
     ),
     "average": (average.average_attention, _average),
     "average backward": (
@@ -109,6 +114,7 @@ FREE = {
     ("attention", "value", 3),
     ("weights", "scores", 0),
     ("weights", "scores", 1),
+    ("offsets", "scores", 1),
     ("average", "value", 2),
     ("mixture", "weights", "fewer"),  # all mixtures are fitted to the same
 }

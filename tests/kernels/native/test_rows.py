@@ -100,7 +100,7 @@ def test_a_certificate_of_changed_scores_is_refused():
         solution = fl.solve(scores, fl.Tsallis(1.5))
         scores += 1
         with pytest.raises(RuntimeError, match="modified by an inplace operation: scores"):
-            solution.gap
+            _ = solution.gap
 
 
 @pytest.mark.parametrize("omega", FAMILIES, ids=str)
