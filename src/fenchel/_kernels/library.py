@@ -217,3 +217,7 @@ def run(name: str, *operands: Structure) -> None:
     if library is None:
         raise RuntimeError(f"{name} needs fenchel's native library: {why_absent()}")
     library.call(name, *operands)
+
+
+if not is_disabled():
+    loaded()  # now, not under limits of memory that a program may set later

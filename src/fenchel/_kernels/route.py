@@ -50,7 +50,7 @@ class Route:
 
 def choose(paths: Sequence[Path]) -> tuple[Path, Route]:
     """The first path that nothing speaks against; the last one always runs."""
-    against = {}
+    against: dict[str, str] = {}
     for path in paths[:-1]:
         reason = path.against()
         if reason is None:
@@ -84,7 +84,7 @@ def against_native(
     like: Tensor, *, under_compile: bool = True, under_transform: bool = False
 ) -> Reason:
     """What holds for every native kernel."""
-    off = _against_library()
+    off: Reason = _against_library()
     if off is not None:
         return off
     if like.device.type != "cpu":
@@ -98,7 +98,8 @@ def against_native(
     return None
 
 
-@torch.compiler.assume_constant_result  # compiled code keeps the choice that it was made with
+# Compiled code keeps the choice that it was made with.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _against_library() -> Reason:
     chosen = _CHOSEN.get()
     if chosen == TORCH:
