@@ -161,7 +161,7 @@ def test_without_scikit_learn_the_others_go_on(monkeypatch: pytest.MonkeyPatch) 
     found = continuous.run(TINY).as_json()
     peer, ours = found["mixtures"]
     assert peer["error"] == (
-        'ModuleNotFoundError: sklearn is missing; pip install "fenchel[report]"'
+        'ModuleNotFoundError: sklearn is missing; pip install -c constraints.txt ".[papers]"'
     )
     assert ours["error"] == ""
     assert ours["seconds"] > 0

@@ -337,8 +337,8 @@ def _by_lambert(tokens: int) -> float:
 def order(evidence: Evidence) -> None:
     powers = [4, 8, 12, 15, 16, 20, 30, 50, 100, 200, 300]
     found = {power: _two_places(10.0**power) for power in powers}
-    bounds = {power: 2 * _printed_constant(1, 10.0**power) for power in powers}
-    evidence.printed_below("N = 10¹⁰⁰: quotient", found[100], bounds[100])
+    printed = {power: 2 * _printed_constant(1, 10.0**power) for power in powers}
+    evidence.printed_below("N = 10¹⁰⁰: quotient", found[100], printed[100])
     evidence.near("N = 10¹⁰⁰: quotient / ln N", found[100] / math.log(1e100), 0.502, 1e-3)
     half = [found[power] - 0.5 * math.log(10.0**power) for power in powers]
     evidence.above("the quotient − (ln N)/2, least of 11 N from 10⁴ to 10³⁰⁰", half, 0.0)
