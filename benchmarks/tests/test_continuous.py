@@ -205,6 +205,7 @@ def test_progress_reaches_one_and_threads_are_given_back() -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.smoke
 def test_quick_prints_tables_and_writes_json_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ def test_times_and_errors_as_text() -> None:
 # ---- the command
 
 
+@pytest.mark.smoke
 def test_quick_prints_tables_and_writes_json_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def text(tmp_path):
     return path
 
 
+@pytest.mark.smoke
 def test_the_command(folder, text, tmp_path):
     out = tmp_path / "out"
     command = ["study", "deviation", str(folder), "--text", str(text), "--out", str(out)]

@@ -17,6 +17,7 @@ from papers.tour.chapters import attention
 QUICK = Tour(seed=0, quick=True)
 
 
+@pytest.mark.smoke
 def test_the_chapter_renders() -> None:
     chapter = attention.chapter(QUICK)
     assert chapter.title == "Attention"
