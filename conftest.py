@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
 import torch
 
 from tests import needs
+
+# Models come from configurations and folders. transformers reads this once, when it is imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 # Small tensors, and workers that already fill the cores: threads would wait for each other.
 torch.set_num_threads(1)

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.extras import INSTALL
 from benchmarks.tables import Listing
 
 
@@ -52,4 +53,4 @@ def _picture(document: dict[str, Any], path: Path) -> str:
 
 def no_picture(missing: ModuleNotFoundError) -> str:
     """What stands in place of a path."""
-    return f'no picture: {missing.name} is missing; pip install -c constraints.txt ".[report]"'
+    return f"no picture: {missing.name} is missing; {INSTALL}"

@@ -65,7 +65,7 @@ def of_model(folder: Path, text: str, layer: int, tokens: int) -> Layer:
 
     layer: counted from 0, as in `model.encoder.layer[layer]`; in the source's name from 1.
     """
-    extras.load("transformers", "hf")
+    extras.load("transformers")
     model, tokenizer = load(folder)
     count = _layers(model)  # CLAIMS D-E19a
     if not 0 <= layer < count:

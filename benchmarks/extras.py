@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+INSTALL = 'pip install -c constraints.txt ".[papers]"'
 
-def load(module: str, extra: str = "report") -> Any:
+
+def load(module: str) -> Any:
     """The module, or an error that names what to install."""
     try:
         return importlib.import_module(module)
@@ -14,6 +16,4 @@ def load(module: str, extra: str = "report") -> Any:
         package = module.partition(".")[0]
         if (missing.name or "").partition(".")[0] != package:
             raise
-        raise ModuleNotFoundError(
-            f'{package} is missing; pip install "fenchel[{extra}]"', name=package
-        ) from None
+        raise ModuleNotFoundError(f"{package} is missing; {INSTALL}", name=package) from None

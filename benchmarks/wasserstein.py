@@ -151,7 +151,7 @@ def _bounds(mu: Empirical, nu: Empirical) -> Found:
 
 def _pot(mu: Empirical, nu: Empirical) -> Found:
     """One after the other, as it has no batches."""
-    ot = extras.load("ot", "transport")
+    ot = extras.load("ot")
     operands = zip(mu.points, nu.points, mu.rows(), nu.rows(), strict=True)
     values = []
     for x, y, a, b in ((each.numpy() for each in four) for four in operands):

@@ -10,13 +10,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import attention_summary, continuous, dual, integrals, maps, wasserstein
-from benchmarks import pictures as measured
+from benchmarks import (
+    attention_picture,
+    attention_summary,
+    continuous,
+    dual,
+    integrals,
+    maps,
+    pictures,
+    wasserstein,
+)
 from benchmarks.attention_summary import digits
 from benchmarks.tables import Listing
 from docs_site.snippets import Picture
 from docs_site.tables import table
-from papers.tour.chapters import attention as attention_chapter
 
 Document = dict[str, Any]
 Listings = Callable[[Document], list[Listing]]
@@ -25,12 +32,13 @@ Save = Callable[[Document, Path], Path]
 
 @dataclass(frozen=True)
 class Bench:
-    """command: without --out. caption: of its picture."""
+    """command: without --out. caption: of its picture. folder: of its JSON, from the root."""
 
     command: str
     listings: Listings
     caption: str = ""
-    save: Save = measured.save_picture
+    save: Save = pictures.save_picture
+    folder: str = "results"
 
 
 def _steps(document: Document) -> list[Listing]:
@@ -94,7 +102,7 @@ BENCHES = {
         "python -m benchmarks attention",
         attention_listings,
         "Time of attention relative to torch's own, by the number of tokens",
-        attention_chapter.save_picture,
+        attention_picture.save_picture,
     ),
     "integrals": Bench(
         "python -m benchmarks integrals",
@@ -120,27 +128,29 @@ BENCHES = {
         "python -m papers experiment throughput",
         _steps,
         "Training steps a second of each attention, softmax = 1",
+        folder="papers/results",
     ),
 }
 
 
-def section(name: str, results: Path, prefix: str) -> tuple[str, list[Picture]]:
-    """What stands in place of the marker. prefix: of the picture's file name."""
+def section(name: str, root: Path, prefix: str) -> tuple[str, list[Picture]]:
+    """What stands in place of the marker. root: of a clone. prefix: of the picture's file name."""
     if name not in BENCHES:
         raise ValueError(f"there is no benchmark {name!r}; known are {', '.join(BENCHES)}")
     bench = BENCHES[name]
-    path = results / f"bench_{name}.json"
-    command = f"```console\n$ {bench.command} --out results/{path.name}\n```"
+    file = f"{bench.folder}/bench_{name}.json"
+    path = root / file
+    command = f"```console\n$ {bench.command} --out {file}\n```"
     if not path.is_file():
         return f"Not measured yet; this does it:\n\n{command}", []
     document = json.loads(path.read_text(encoding="utf-8"))
     parts = [command, _machine(document)]
-    pictures = []
+    drawn = []
     if bench.caption:
-        pictures.append(_picture(bench, document, f"{prefix}-{name}.svg"))
-        parts.append(f"![{bench.caption}]({pictures[0].name}){{ .produced }}")
+        drawn.append(_picture(bench, document, f"{prefix}-{name}.svg"))
+        parts.append(f"![{bench.caption}]({drawn[0].name}){{ .produced }}")
     parts += [_shown(listing) for listing in bench.listings(document)]
-    return "\n\n".join(parts), pictures
+    return "\n\n".join(parts), drawn
 
 
 def _machine(document: Document) -> str:

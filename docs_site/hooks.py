@@ -23,8 +23,9 @@ from docs_site.snippets import Picture
 _Made = tuple[str, list[Picture]]
 
 _STYLE = "site.css"
-_MARKER = re.compile(r"^<!-- (?P<kind>bench|ledger|api)(?:: (?P<what>\S+))? -->$", re.MULTILINE)
-_MEANT = re.compile(r"<!--\W*(?:bench|ledger|api)", re.IGNORECASE)
+_NAMES = "bench|ledger|api|house"  # the keys of _KINDS
+_MARKER = re.compile(rf"^<!-- (?P<kind>{_NAMES})(?:: (?P<what>\S+))? -->$", re.MULTILINE)
+_MEANT = re.compile(rf"<!--\W*(?:{_NAMES})", re.IGNORECASE)
 _FORMULAS = Formulas(PluginError)
 
 
@@ -67,34 +68,33 @@ def _marked(markdown: str, name: str, config: MkDocsConfig, files: Files) -> _Ma
     for comment in snippets.comments(markdown):
         marker = _MARKER.match(markdown, comment.start())
         if marker is not None:
-            text, drawn = _KINDS[marker["kind"]](marker["what"], root / "results", stem, files)
+            text, drawn = _KINDS[marker["kind"]](marker["what"], root, stem, files)
             pictures.extend(drawn)
             parts += [markdown[end : comment.start()], text]
             end = comment.end()
         elif _MEANT.match(comment[0]):
             raise ValueError(
-                f"{name}: {comment[0]!r} is no marker: those are <!-- ledger -->, "
+                f"{name}: {comment[0]!r} is no marker: those are <!-- ledger -->, <!-- house -->, "
                 "<!-- bench: name --> and <!-- api: module -->, alone on their lines; other "
                 f"comments begin with another word: line {snippets.line_of(markdown, comment)}"
             )
     return "".join([*parts, markdown[end:]]), pictures
 
 
-def _bench(what: str | None, results: Path, stem: str, files: Files) -> _Made:
+def _bench(what: str | None, root: Path, stem: str, files: Files) -> _Made:
     from docs_site import benchmarks
 
-    return benchmarks.section(what or "", results, stem)
+    return benchmarks.section(what or "", root, stem)
 
 
-def _ledger(what: str | None, results: Path, stem: str, files: Files) -> _Made:
+def _ledger(what: str | None, root: Path, stem: str, files: Files) -> _Made:
     from docs_site import ledger
 
-    if what is not None:
-        raise ValueError(f"the ledger has no parts, got {what!r}; write <!-- ledger -->")
-    return ledger.section(results / "ledger.json"), []
+    _refuse_parts("ledger", what)
+    return ledger.section(root / ledger.FILE), []
 
 
-def _api(what: str | None, results: Path, stem: str, files: Files) -> _Made:
+def _api(what: str | None, root: Path, stem: str, files: Files) -> _Made:
     from docs_site import reference
 
     api = [file.src_uri for file in files.documentation_pages() if file.src_uri.startswith("api/")]
@@ -103,8 +103,21 @@ def _api(what: str | None, results: Path, stem: str, files: Files) -> _Made:
     return reference.page(module, pages, 2 if module.count(".") < 2 else 3), []
 
 
+def _house(what: str | None, root: Path, stem: str, files: Files) -> _Made:
+    from docs_site import house
+
+    _refuse_parts("house", what)
+    return house.section(root), []
+
+
+def _refuse_parts(name: str, what: str | None) -> None:
+    if what is not None:
+        raise ValueError(f"the {name} has no parts, got {what!r}; write <!-- {name} -->")
+
+
 _KINDS: dict[str, Callable[[str | None, Path, str, Files], _Made]] = {
     "bench": _bench,
     "ledger": _ledger,
     "api": _api,
+    "house": _house,
 }

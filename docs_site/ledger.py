@@ -14,7 +14,8 @@ from papers.claims import PAPERS, Verdict, listed
 
 Entry = dict[str, Any]
 
-COMMAND = "python -m papers claims --json papers/results/ledger.json"
+FILE = "papers/results/ledger.json"
+COMMAND = f"python -m papers claims --json {FILE}"
 _ABSENT = "–"
 _EXPLAINED = (Verdict.REFUTED.value, Verdict.CORRECTED.value, Verdict.CONTRADICTED.value)
 

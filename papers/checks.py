@@ -5,5 +5,7 @@ from __future__ import annotations
 
 def check_whole(value: object, name: str, low: int) -> None:
     """Refuse anything but a whole number >= low."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name} must be a whole number >= {low}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be >= {low}, got {value}")

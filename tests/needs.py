@@ -6,6 +6,8 @@ have covered. The last lines of a run repeat both (`conftest.py` at the root).
 
 import os
 import shutil
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,8 +57,9 @@ def model(name: str, covers: str) -> Path:
     """A folder below build/models."""
     folder = ROOT / "build" / "models" / name
     if not (folder / "config.json").is_file():
-        script = f"shared/tools/get_{name.replace('-', '_')}.py"
-        skip(f"no build/models/{name} (made by {script})", covers)
+        script = f"shared/tools/get_{name.replace('-', '_')}.py makes it"
+        way_out = {"minilm": "`make demo` fetches it"}.get(name, script)
+        skip(f"no build/models/{name} ({way_out})", covers)
     return folder
 
 
@@ -68,6 +71,16 @@ def kernels(covers: str) -> pytest.MarkDecorator:
 
 def compiler(covers: str) -> pytest.MarkDecorator:
     return unless(shutil.which("g++"), "no C++ compiler (g++)", covers)
+
+
+def python(version: str, covers: str) -> str:
+    """The interpreter of a version, as 3.12: this one, or one that is found and starts."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    program = shutil.which(f"python{version}")
+    if program is None or subprocess.run([program, "-V"], capture_output=True).returncode:
+        skip(f"no Python {version}", covers)
+    return program
 
 
 def browser(covers: str) -> pytest.MarkDecorator:

@@ -19,7 +19,7 @@ PAGES = [
 ]
 
 # Pages of tables and of words; every other one shows code.
-WITHOUT_CODE = {"benchmarks.md", "ledger.md", "limits.md"}
+WITHOUT_CODE = {"architecture.md", "benchmarks.md", "ledger.md", "limits.md"}
 
 
 def blocks(path):

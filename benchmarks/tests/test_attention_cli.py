@@ -30,6 +30,7 @@ def test_help_shows_an_example() -> None:
     assert "Example: python -m benchmarks attention --quick" in " ".join(result.output.split())
 
 
+@pytest.mark.smoke
 def test_quick_prints_tables_and_writes_json_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "attention.json"
     arguments = ["attention", "--quick", "--threads", "1", "--out", str(out)]

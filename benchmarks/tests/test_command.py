@@ -12,6 +12,7 @@ from benchmarks import maps
 from benchmarks.command import commands
 
 run = CliRunner().invoke
+pytestmark = pytest.mark.smoke
 COMMANDS = ("maps", "attention", "integrals", "continuous", "dual", "wasserstein")
 
 

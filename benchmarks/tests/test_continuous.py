@@ -161,7 +161,7 @@ def test_without_scikit_learn_the_others_go_on(monkeypatch: pytest.MonkeyPatch) 
     found = continuous.run(TINY).as_json()
     peer, ours = found["mixtures"]
     assert peer["error"] == (
-        'ModuleNotFoundError: sklearn is missing; pip install "fenchel[report]"'
+        'ModuleNotFoundError: sklearn is missing; pip install -c constraints.txt ".[papers]"'
     )
     assert ours["error"] == ""
     assert ours["seconds"] > 0
@@ -205,6 +205,7 @@ def test_progress_reaches_one_and_threads_are_given_back() -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.smoke
 def test_quick_prints_tables_and_writes_json_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_listings_name_every_method(document: dict[str, Any]) -> None:
     assert made[0].rows[3][2] == "1"
 
 
+@pytest.mark.smoke
 def test_command_writes_json_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "dual.json"
     result = CliRunner().invoke(commands, ["dual", "--quick", "--out", str(out)])

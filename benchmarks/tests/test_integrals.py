@@ -208,7 +208,7 @@ def test_without_scipy_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setitem(sys.modules, "scipy.integrate", None)
     found = integrals.run(replace(TINY, settings=(SMOOTH,))).as_json()["results"]
-    missing = 'ModuleNotFoundError: scipy is missing; pip install "fenchel[report]"'
+    missing = 'ModuleNotFoundError: scipy is missing; pip install -c constraints.txt ".[papers]"'
     assert [e["error"] for e in found] == [missing] * 2 + [""] * 4
     assert [e["largest_error"] is None for e in found] == [True] * 2 + [False] * 4
 
@@ -229,6 +229,7 @@ def test_times_and_errors_as_text() -> None:
 # ---- the command
 
 
+@pytest.mark.smoke
 def test_quick_prints_tables_and_writes_json_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_listing_has_a_row_for_each_measurement(document: dict[str, Any]) -> Non
     assert "3 x 4" in {row[1] for row in listing.rows}
 
 
+@pytest.mark.smoke
 def test_command_writes_json_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wasserstein, "QUICK", TINY)
     out = tmp_path / "wasserstein.json"

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks import machine
+from benchmarks.extras import INSTALL
 from fenchel.cli.shared import check_folder, progress_bar
 from fenchel.lens.files import write_whole
 from papers import claims as book
@@ -30,7 +31,6 @@ _COLOURS = {
 }
 _RESULTS = Path("papers/results/experiments")
 _INSTALLED_AS = {"ot": "POT", "sklearn": "scikit-learn"}
-_EXTRAS = 'pip install -c constraints.txt ".[report,transport,experiments]"'
 
 
 def claims(
@@ -63,7 +63,7 @@ def claims(
 
     CONFIRMED, CONFIRMED WITH CORRECTION, REFUTED (with a counterexample), NOT CHECKABLE (with the
     check of consistency that was run) or DEFINITION. CONTRADICTED, and exit code 1: a computation
-    does not bear out what the ledger says. Needs the extras report, transport and experiments.
+    does not bear out what the ledger says. Needs the extra `papers`.
     """
     chosen = _chosen(paper or [], id or [])
     _check_outputs(as_json, html)
@@ -87,7 +87,7 @@ def claims(
     _tell(records, as_json, html)
     if missing:
         names = ", ".join(sorted(set(missing.values())))
-        told = f"not computed, for want of {names}: {', '.join(missing)}; {_EXTRAS}"
+        told = f"not computed, for want of {names}: {', '.join(missing)}; {INSTALL}"
         typer.echo(told, err=True)
     if missing or any(record.verdict is Verdict.CONTRADICTED for record in records):
         raise typer.Exit(1)
@@ -107,7 +107,7 @@ def _check_outputs(as_json: str | None, html: Path | None) -> None:
         try:
             import papers.claims.report.page  # noqa: F401
         except ModuleNotFoundError as package:
-            raise typer.BadParameter(f"--html needs {package.name}; {_EXTRAS}") from None
+            raise typer.BadParameter(f"--html needs {package.name}; {INSTALL}") from None
 
 
 def _chosen(papers: list[str], ids: list[str]) -> list[Claim]:

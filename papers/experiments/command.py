@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.text import Text
 
 from benchmarks.console import shares, tell
+from benchmarks.extras import INSTALL
 from benchmarks.tables import Listing
 from fenchel.cli.failures import explained
 from fenchel.cli.shared import check_folder, make_folder, progress_bar
@@ -387,7 +388,7 @@ def experiment_throughput(
 ) -> None:
     """Time a training step of the experiments' networks with each attention against softmax.
 
-    Random inputs of the data's shapes, one thread, processor time; needs the extra `experiments`.
+    Random inputs of the data's shapes, one thread, processor time; needs the extra `papers`.
     The full run takes some minutes, most of them with the papers' sizes.
     """
     if out is not None:
@@ -395,9 +396,7 @@ def experiment_throughput(
     try:
         from papers.experiments import throughput
     except ModuleNotFoundError as missing:
-        raise typer.BadParameter(
-            f'{missing.name} is missing; pip install -c constraints.txt ".[experiments]"'
-        ) from None
+        raise typer.BadParameter(f"{missing.name} is missing; {INSTALL}") from None
     chosen = throughput.QUICK if quick else throughput.FULL
     with progress_bar(TaskProgressColumn()) as progress:
         report = throughput.run(chosen, shares(progress))

@@ -1,4 +1,4 @@
-"""`fenchel lens`: audits of pretrained models."""
+"""`python -m papers study deviation`: how far a model's attention is from the exact estimate."""
 
 from __future__ import annotations
 

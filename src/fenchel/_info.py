@@ -17,10 +17,9 @@ from fenchel._version import __version__
 
 # What each extra adds, by the names that are imported.
 _EXTRAS = {
-    "report": ("typer", "rich", "matplotlib", "jinja2", "sklearn", "scipy"),
+    "report": ("typer", "rich", "matplotlib", "jinja2"),
     "hf": ("transformers", "safetensors"),
-    "transport": ("ot",),
-    "experiments": ("accelerate", "safetensors"),
+    "transport": ("ot", "scipy"),
     "cuda": ("adasplash",),
 }
 

@@ -10,7 +10,9 @@ import pytest
 from docs_site import benchmarks, ledger
 from papers.claims import PAPERS, listed
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+STORED = sorted([*RESULTS.glob("bench_*.json"), *ROOT.glob("papers/results/bench_*.json")])
 
 
 def cells(html):
@@ -21,15 +23,26 @@ def cells(html):
     ]
 
 
+def write(path, document):
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(document))
+
+
 # ---- benchmarks
 
 
-@pytest.mark.parametrize("name", [path.stem[6:] for path in sorted(RESULTS.glob("bench_*.json"))])
-def test_every_stored_benchmark_has_tables_its_command_and_its_machine(name):
-    text, pictures = benchmarks.section(name, RESULTS, "benchmarks")
-    document = json.loads((RESULTS / f"bench_{name}.json").read_text())
-    assert f"$ python -m benchmarks {name}" in text
-    assert f"--out results/bench_{name}.json" in text
+def test_every_benchmark_was_measured():
+    assert {path.stem.removeprefix("bench_") for path in STORED} == set(benchmarks.BENCHES)
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_every_stored_benchmark_has_tables_its_command_and_its_machine(path):
+    name = path.stem.removeprefix("bench_")
+    text, pictures = benchmarks.section(name, ROOT, "benchmarks")
+    document = json.loads(path.read_text())
+    command = "papers experiment throughput" if name == "steps" else f"benchmarks {name}"
+    assert f"$ python -m {command}" in text
+    assert f"--out {path.relative_to(ROOT).as_posix()}" in text
     assert f"torch {document['machine']['torch']}" in text
     rows = cells(text)
     assert len(rows) > 2
@@ -43,13 +56,13 @@ def test_every_stored_benchmark_has_tables_its_command_and_its_machine(name):
 
 def test_the_figures_are_the_stored_ones():
     document = json.loads((RESULTS / "bench_maps.json").read_text())
-    rows = {(row[0], row[1]): row[2:] for row in cells(benchmarks.section("maps", RESULTS, "b")[0])}
+    rows = {(row[0], row[1]): row[2:] for row in cells(benchmarks.section("maps", ROOT, "b")[0])}
     for e in document["results"]:
         shown = rows[e["name"], str(e["rows"])][e["direction"] == "forward+backward"]
         assert float(shown.split()[0]) == float(f"{e['ratio']:.3g}")
 
     entries = json.loads((RESULTS / "bench_attention.json").read_text())["results"]
-    text = benchmarks.section("attention", RESULTS, "b")[0]
+    text = benchmarks.section("attention", ROOT, "b")[0]
     header, *rows = cells(text.partition("forward+backward")[0])
     (wanted,) = (row for row in rows if row[0] == "fl Tsallis(1.5), deviation 1")
     (stored,) = (
@@ -78,7 +91,7 @@ def test_training_steps_are_shown_once_they_are_measured(tmp_path):
         {**common, "attention": "transport", "seconds": 2.0},
     ]
     document = {"bench": "steps", "settings": {"threads": 1}, "machine": machine, "warning": ""}
-    (tmp_path / "bench_steps.json").write_text(json.dumps({**document, "results": results}))
+    write(tmp_path / "papers/results/bench_steps.json", {**document, "results": results})
     text, (picture,) = benchmarks.section("steps", tmp_path, "b")
     assert ["small", "8", "transport", "2 s", "0.25"] in cells(text)
     assert picture.name == "b-steps.svg"
@@ -86,12 +99,12 @@ def test_training_steps_are_shown_once_they_are_measured(tmp_path):
 
 def test_a_run_that_was_disturbed_says_so(tmp_path):
     document = json.loads((RESULTS / "bench_maps.json").read_text())
-    (tmp_path / "bench_maps.json").write_text(json.dumps({**document, "warning": "A busy run."}))
+    write(tmp_path / "results/bench_maps.json", {**document, "warning": "A busy run."})
     assert "**A busy run.**" in benchmarks.section("maps", tmp_path, "b")[0]
 
 
 def test_the_page_has_every_benchmark():
-    text = (RESULTS.parent / "docs" / "benchmarks.md").read_text()
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
     assert set(re.findall(r"^<!-- bench: (\w+) -->$", text, re.M)) == set(benchmarks.BENCHES)
 
 

@@ -88,6 +88,7 @@ def test_outputs_formulas_and_pictures_are_in_the_pages(site):
         ("```python\nexit(0)\n```", "sub/other.md, block 1 (line 4): SystemExit: 0"),
         ("<!-- bench: nothing -->", "there is no benchmark 'nothing'"),
         ("<!-- ledger: D-E1 -->", "the ledger has no parts, got 'D-E1'"),
+        ("<!-- house: nn -->", "the house has no parts, got 'nn'"),
         ("So $\\foo$.", "sub/other.md: no MathML for $\\foo$"),
         ("$$\n\\foo x\n$$", "sub/other.md: no MathML for $\\foo x$"),
         ("$$\n\nx\n\n$$", "sub/other.md: no formula from '$$'"),
@@ -103,7 +104,13 @@ def test_an_error_in_a_page_stops_the_build_and_is_told(site, caplog, text, told
 @pytest.mark.parametrize(
     "marker",
     [
-        *("<!-- Ledger -->", "<!-- bench:maps -->", "<!--ledger-->", "<!-- api : fenchel -->"),
+        *(
+            "<!-- Ledger -->",
+            "<!-- bench:maps -->",
+            "<!-- House -->",
+            "<!--ledger-->",
+            "<!-- api : fenchel -->",
+        ),
         *(
             "  <!-- ledger -->",
             "See <!-- ledger -->",

@@ -6,13 +6,16 @@ python smoke.py native | plain
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+import transformers
 
 import fenchel as fl
 from fenchel import continuous, dual
-from fenchel._kernels.route import describe_native
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def check(holds, what):
@@ -31,10 +34,29 @@ def command(*words):
     return done.stdout
 
 
+def save_bert(folder):
+    """A small one with random weights and a tokenizer."""
+    config = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
+    numbers = {word: number for number, word in enumerate(words)}
+    transformers.BertTokenizer(vocab=numbers).save_pretrained(folder)
+
+
 kernels = sys.argv[1]
 check(Path.cwd() not in Path(fl.__file__).parents, "fenchel comes from this folder")
-active, why = describe_native()
-check(active == (kernels == "native"), why)
+for name in ("papers", "benchmarks", "tests"):
+    check(find_spec(name) is None, f"{name} is installed")
+facts = json.loads(command("info", "--json"))
+check(facts["fenchel"] == fl.__version__, "fenchel info")
+native = facts["fast_paths"][0]
+check(native["active"] == (kernels == "native"), native["why"])
 
 torch.manual_seed(0)
 scores = torch.randn(3, 8, dtype=torch.float64)
@@ -48,9 +70,13 @@ check(bool(exact.weights.sum(-1).allclose(torch.ones(2))), "estimate")
 weights, places = torch.rand(2, 16), continuous.cell_centers(4, 4)
 density = continuous.match_moments(weights, places, continuous.Paraboloid)
 check(bool(density.mean.isfinite().all()), "continuous attention")
+points = torch.rand(2, 5, 2, dtype=torch.float64)
+one, other = (fl.measures.Empirical(part) for part in points)
+check(float(fl.measures.wasserstein1(one, other)) > 0, "Wasserstein distance")
 
-facts = json.loads(command("info", "--json"))
-check(facts["fenchel"] == fl.__version__, "fenchel info")
-found = json.loads(command("claims", "--id", "L-5", "--id", "F-E3.6", "--json", "-"))
-check([each["verdict"] for each in found] == ["CONFIRMED"] * 2, found)
+save_bert(Path("bert"))
+Path("texts.txt").write_text("a b c d\nd c b a\n")
+command("audit", "bert", "--texts", "texts.txt", "--out", "audit")
+written = {path.name for path in Path("audit").iterdir()}
+check({"report.html", "heads.csv", "recipe.json", "figures"} <= written, f"audit: {written}")
 print(f"fenchel {fl.__version__}, {kernels} kernels: works")

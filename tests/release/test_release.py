@@ -1,22 +1,26 @@
 """Wheel and source distribution: built in a clean environment, installed, used elsewhere."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from docs_site import house
 from fenchel import __version__
 from tests import needs
 
 ROOT = Path(__file__).parents[2]
 SMOKE = Path(__file__).with_name("smoke.py")
+SOURCE = ROOT / "src" / "fenchel"
 COMPILED = shutil.which("g++") or shutil.which("c++")
+NATIVE = "_kernels/_native.so"
+MOST_LINES = 33_000  # of Python and C++; 57,455 before papers and benchmarks left
 
 
 def run(*words, cwd, **environment):
@@ -53,25 +57,50 @@ def built(source, tmp_path_factory) -> Path:
     return out
 
 
-def works(package: Path, kernels: str, folder: Path, **environment: str) -> None:
+def works(package: Path, kernels: str, folder: Path, python: str, **environment: str) -> None:
     """Installed into a fresh environment, used in an empty folder."""
-    venv.create(folder / "env", with_pip=True)
-    python, empty = folder / "env" / "bin" / "python", folder / "empty"
-    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    wanted = f"{package}[report,transport,experiments]"
+    run(python, "-m", "venv", folder / "env", cwd=folder)
+    inner, empty = folder / "env" / "bin" / "python", folder / "empty"
+    pip = (inner, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    wanted = f"{package}[hf,report,transport]"
     run(*pip, "-c", ROOT / "constraints.txt", wanted, cwd=folder, **environment)
     empty.mkdir()
-    run(python, SMOKE, kernels, cwd=empty)
+    run(inner, SMOKE, kernels, cwd=empty)
+
+
+def code_lines(archive: zipfile.ZipFile) -> int:
+    """Of Python and C++."""
+    names = [name for name in archive.namelist() if Path(name).suffix in house.CODE]
+    return sum(len(archive.read(name).decode().splitlines()) for name in names)
+
+
+def test_the_library_is_small():
+    assert house.lines(ROOT / "src" / "fenchel", house.CODE) <= MOST_LINES
 
 
 @pytest.mark.slow
-def test_the_wheel_works_elsewhere(built, tmp_path):
+def test_the_wheel_holds_the_library_and_nothing_else(built):
     (wheel,) = built.glob("*.whl")
-    assert f"fenchel-{__version__}-" in wheel.name
-    names = zipfile.ZipFile(wheel).namelist()
-    assert any("_native" in name for name in names) == bool(COMPILED)
-    assert "fenchel/report/ledger/ledger.html" in names
-    works(wheel, "native" if COMPILED else "plain", tmp_path)
+    assert re.fullmatch(rf"fenchel-{__version__}-py3-none-(?!any)\w+", wheel.stem)
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        assert code_lines(archive) <= MOST_LINES
+    assert {name.split("/")[0] for name in names} == {"fenchel", f"fenchel-{__version__}.dist-info"}
+    held = {name.removeprefix("fenchel/") for name in names if name.startswith("fenchel/")}
+    assert held - {NATIVE} == {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*")
+        if path.is_file() and path.suffix != ".so" and "__pycache__" not in path.parts
+    }
+    assert (NATIVE in held) == bool(COMPILED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_the_wheel_works_elsewhere(built, tmp_path, version):
+    python = needs.python(version, f"the wheel under Python {version}")
+    (wheel,) = built.glob("*.whl")
+    works(wheel, "native" if COMPILED else "plain", tmp_path, python)
 
 
 @pytest.mark.slow
@@ -79,9 +108,10 @@ def test_the_source_distribution_installs_without_a_compiler(built, tmp_path):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"constraints.txt", "setup.py", "src/fenchel/kernels/native/entry.cpp"} <= held
+    assert {"constraints.txt", "setup.py", "src/fenchel/_kernels/native/entry.cpp"} <= held
+    assert not {name.split("/")[0] for name in held} & {"papers", "benchmarks", "tests"}
     nowhere = dict.fromkeys(("CC", "CXX", "LDSHARED"), "/nonexistent/compiler")
-    works(sdist, "plain", tmp_path, **nowhere)
+    works(sdist, "plain", tmp_path, sys.executable, **nowhere)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.extras import INSTALL
 from papers.claims.evidence import Evidence
 from papers.claims.ledger import claim
 from papers.claims.verdicts import Verdict
@@ -115,7 +116,7 @@ def _stored(folder: Path, sets: tuple[str, ...]) -> list[str]:
         from papers.experiments.tables import by_seed, read_results
         from papers.experiments.vit.tables import accuracy
     except ModuleNotFoundError as missing:
-        return [f'{missing.name} is missing; pip install -c constraints.txt ".[experiments]"']
+        return [f"{missing.name} is missing; {INSTALL}"]
     try:
         documents = read_results(folder)
     except ValueError as problem:

@@ -40,14 +40,14 @@ def render(records: Sequence[Record]) -> str:
         for verdict in Verdict
         if any(r.verdict is verdict for r in records)
     }
-    return environment.from_string(_resource("ledger/ledger.html")).render(
+    return environment.from_string(_resource("ledger.html")).render(
         papers={paper: own for paper, own in papers.items() if own},
         names=PAPERS,
         counts=counts,
         total=len(records),
         seconds=sum(r.seconds for r in records),
         seed=records[0].seed if records else 0,
-        style=Markup(_resource("tour.css") + _resource("ledger/ledger.css")),
+        style=Markup(_resource("tour.css", "papers.tour") + _resource("ledger.css")),
         version=__version__,
         torch_version=torch.__version__,
     )
@@ -78,5 +78,5 @@ def _drawn(record: Record) -> list[Markup]:
     ]
 
 
-def _resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+def _resource(name: str, package: str = __package__) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")

@@ -337,8 +337,8 @@ def _by_lambert(tokens: int) -> float:
 def order(evidence: Evidence) -> None:
     powers = [4, 8, 12, 15, 16, 20, 30, 50, 100, 200, 300]
     found = {power: _two_places(10.0**power) for power in powers}
-    bounds = {power: 2 * _printed_constant(1, 10.0**power) for power in powers}
-    evidence.printed_below("N = 10¹⁰⁰: quotient", found[100], bounds[100])
+    printed = {power: 2 * _printed_constant(1, 10.0**power) for power in powers}
+    evidence.printed_below("N = 10¹⁰⁰: quotient", found[100], printed[100])
     evidence.near("N = 10¹⁰⁰: quotient / ln N", found[100] / math.log(1e100), 0.502, 1e-3)
     half = [found[power] - 0.5 * math.log(10.0**power) for power in powers]
     evidence.above("the quotient − (ln N)/2, least of 11 N from 10⁴ to 10³⁰⁰", half, 0.0)
@@ -351,7 +351,7 @@ def order(evidence: Evidence) -> None:
     evidence.below("others at the best place: from N = 10¹⁵ times", _first(False), 2.4)
     evidence.counterexample = (
         f"d = 1, N = 10¹⁰⁰, one token at 0 and the others near √(ln N): {found[100]:.1f} > "
-        f"{bounds[100]:.1f}; the quotient is at least (ln N)/2 for each of the 11 N tried, "
+        f"{printed[100]:.1f}; the quotient is at least (ln N)/2 for each of the 11 N tried, "
         "10⁴ to 10³⁰⁰"
     )
     evidence.correction = (
@@ -361,7 +361,7 @@ def order(evidence: Evidence) -> None:
     axis = [float(power) for power in powers]
     lines = {
         "local quotient of one family": (axis, [found[power] for power in powers]),
-        "printed bound": (axis, [bounds[power] for power in powers]),
+        "printed bound": (axis, [printed[power] for power in powers]),
     }
     evidence.draw(Curves("Tokens at two places, d = 1", "log₁₀ N", "W1 / W1", lines))
 

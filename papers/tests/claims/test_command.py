@@ -49,6 +49,7 @@ def call(*words):
     return CliRunner().invoke(app, ["claims", *words])
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("book")
 def test_table_counterexample_and_count():
     result = call()
@@ -95,6 +96,7 @@ def test_a_contradiction_is_an_exit_code(monkeypatch):
     assert "✗ distance: 0.5" in result.output
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("book")
 def test_files(tmp_path):
     page, document = tmp_path / "ledger.html", tmp_path / "ledger.json"

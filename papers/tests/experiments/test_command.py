@@ -100,6 +100,7 @@ def steps(monkeypatch):
 # ---- what it says
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("study", ["", "vit", "vqa"])
 def test_help_has_an_example(study):
     result = CliRunner().invoke(app, ["experiment", *study.split(), "--help"], env=WIDE)
@@ -137,6 +138,7 @@ def test_what_another_command_made_meanwhile_is_not_made_again(tmp_path, steps):
     assert "transport" not in said
 
 
+@pytest.mark.smoke
 def test_questions(tmp_path):
     result = done("vqa", tmp_path, "--attention", "question-only, continuous-softmax-9")
     for text in ("Table 6.2", "Table 6.3", "Table 6.4", "question only", "mass inside", "Cost"):
@@ -145,6 +147,7 @@ def test_questions(tmp_path):
     assert stored == ["continuous-softmax-9-0.json", "question-only-0.json"]
 
 
+@pytest.mark.smoke
 def test_first_steps_are_not_taken_for_runs(tmp_path, steps):
     done("vit", tmp_path, "--attention", "softmax")
     whole = done("vit", tmp_path, "--tables").stdout

@@ -58,6 +58,7 @@ def image_runs():
     ]
 
 
+@pytest.mark.smoke
 def test_table_2():
     assert titled(vit_listings(image_runs()), "Table 2") == [
         ("", "fashion-mnist", "cifar-10"),
@@ -146,6 +147,7 @@ def question_runs():
     ]
 
 
+@pytest.mark.smoke
 def test_table_6_2():
     assert titled(vqa_listings(question_runs()), "Table 6.2") == [
         ("attention", "N", "λ", "yes/no", "number", "other", "overall"),

@@ -61,6 +61,7 @@ def test_ratios_are_to_softmax_of_the_same_network(document: dict[str, Any]) -> 
     assert len(names) == 2 + 3 + 3
 
 
+@pytest.mark.smoke
 def test_command_writes_json_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "QUICK", TINY)
     out = tmp_path / "steps.json"

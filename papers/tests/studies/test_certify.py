@@ -61,6 +61,7 @@ def test_a_certificate_that_is_exceeded_is_shouted(tmp_path, monkeypatch):
     assert "EXCEEDED: wrong" in made.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("command", ["attack", "certificates", "robustness", "depth", "negation"])
 def test_help_shows_an_example(command):
     made = run(command, "--help")
@@ -68,6 +69,7 @@ def test_help_shows_an_example(command):
     assert f"python -m papers study {command}" in " ".join(made.output.split())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": {"tri'])
 def test_a_damaged_file_is_named(few, tmp_path, content):
     (tmp_path / "study_attack.json").write_text(content)

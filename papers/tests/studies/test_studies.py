@@ -388,6 +388,7 @@ def invoke(*command):
     return CliRunner().invoke(app, ["study", *map(str, command)], env={"COLUMNS": "300"})
 
 
+@pytest.mark.smoke
 def test_the_commands(folder, text, data, tmp_path):
     out = tmp_path / "out"
     rest = ["--out", out]

@@ -12,6 +12,7 @@ from papers.tour import chapters
 from papers.tour.chapter import Chapter, Tour
 
 run = CliRunner().invoke
+pytestmark = pytest.mark.smoke
 
 
 class _Stub:

@@ -44,7 +44,7 @@ about the papers' claims; one seed has no interval. The results with seeds and i
 `docs/results.md`.
 """
 _MISSING = """
-The chapter on experiments needs {name}: `pip install "fenchel[experiments,transport]"`.
+The chapter on experiments needs {name}: `pip install -c constraints.txt ".[papers]"`.
 """
 _VIT = ("softmax", "transport", "entmax")
 _VQA = ("softmax", "continuous-softmax-16")

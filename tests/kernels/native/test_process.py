@@ -191,7 +191,7 @@ made = [array("d", bytes(8 * rows * keys)) for _ in range(2)]
 
 def run(weights, threads):
     at = [x.buffer_info()[0] for x in (scores, eps, weights, offset)]
-    problem = (ctypes.c_int64 * 9)(rows, keys, 1, at[0], at[1], 0, at[2], at[3], threads)
+    problem = (ctypes.c_int64 * 10)(rows, keys, 1, 0, at[0], at[1], 0, at[2], at[3], threads)
     return native.fenchel_row_map(problem)
 
 done = run(made[0], 1)

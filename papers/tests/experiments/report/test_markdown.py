@@ -70,7 +70,9 @@ def test_an_empty_column_is_left_out() -> None:
 
 def test_a_long_command_is_broken_before_an_option() -> None:
     assert markdown.command("fenchel info --json") == "```console\n$ fenchel info --json\n```"
-    long = "python -m papers experiment vit --preset cpu --sets fashion-mnist --data data --out x"
+    long = (
+        "python -m papers experiment vit --preset cpu --sets cifar-10 --data data --out somewhere"
+    )
     lines = markdown.command(long).splitlines()
     assert lines[1].endswith(" --data data \\")
     assert lines[2] == "    --out somewhere"

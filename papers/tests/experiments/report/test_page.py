@@ -46,6 +46,7 @@ def section(text: str, title: str) -> str:
 # ---- what is published
 
 
+@pytest.mark.smoke
 def test_the_page_is_what_the_stored_runs_give() -> None:
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     way_out = "write it again: python -m papers experiment page --results … --out docs/results.md"
@@ -275,6 +276,7 @@ def test_the_same_runs_give_the_same_page_wherever_they_lie(tmp_path: Path) -> N
 # ---- the command
 
 
+@pytest.mark.smoke
 def test_the_command_writes_page_and_curves_and_says_which_maps_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
