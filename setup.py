@@ -1,5 +1,6 @@
 """Builds the native kernels where a C++ compiler is present; the package installs without, too."""
 
+import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -41,9 +42,11 @@ class build_native(build_ext):
                 extra_postargs=[*FLAGS, *flags],
                 depends=extension.depends,
             )
+        layout = zlib.crc32((NATIVE / "problem.h").read_bytes())  # as in structures.py
         objects += self.compiler.compile(
             [str(NATIVE / "entry.cpp")],
             output_dir=self.build_temp,
+            macros=[("FENCHEL_LAYOUT", f"{layout}u")],
             extra_postargs=FLAGS,
             depends=extension.depends,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from fenchel._attention.call import Call, rounded_base, stored
 from fenchel._attention.cuda import adasplash_attention, against_adasplash
 from fenchel._attention.tiled import TILES, by_tiles, tiled
-from fenchel._kernels.attention import Numbers, tsallis_attention, tsallis_attention_backward
+from fenchel._kernels.attention import Arguments, Gradients, register_derivative, tsallis_attention
 from fenchel._kernels.route import Path, Reason, against_masses, against_sparse_attention
 from fenchel._numerics import compute_dtype, where
 from fenchel.priors import Causal, Prior, expand_to
@@ -83,9 +82,22 @@ def _attend(call: Call, regularizer: Tsallis) -> Tensor:
     operands = (query, call.key, call.value, eps, bias, log_mass)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     output: Tensor = tsallis_attention(
-        *(query, call.key, call.value, eps, mask, bias, mass, call.seed),
-        *(scale, bias_scale, log_mass is not None, call.causal, call.first),
-        *(call.dropout, call.queries, save),
+        query=query,
+        key=call.key,
+        value=call.value,
+        eps=eps,
+        mask=mask,
+        bias=bias,
+        mass=mass,
+        seed=call.seed,
+        scale=scale,
+        bias_scale=bias_scale,
+        mass_is_log=log_mass is not None,
+        causal=call.causal,
+        first=call.first,
+        dropout=call.dropout,
+        queries=call.queries,
+        save=save,
     )[0]
     return output.to(call.query.dtype)
 
@@ -102,9 +114,9 @@ def _log_mass(call: Call, prior: Prior) -> Tensor:
     prior.check(shape)
     device = call.query.device
     rows = torch.arange(shape[-2], device=device)
-    made = prior.log_mass(rows, torch.arange(shape[-1], device=device))
-    made = expand_to(made, shape, f"{type(prior).__name__}.log_mass")
-    return made.to(compute_dtype(call.query.dtype)).reshape(call.scores_shape)
+    log_mass = prior.log_mass(rows, torch.arange(shape[-1], device=device))
+    log_mass = expand_to(log_mass, shape, f"{type(prior).__name__}.log_mass")
+    return log_mass.to(compute_dtype(call.query.dtype)).reshape(call.scores_shape)
 
 
 def _rows(parameter: Tensor, call: Call, name: str) -> Tensor:
@@ -123,63 +135,33 @@ def _eps(call: Call, regularizer: Tsallis) -> Tensor:
     return torch.tensor(alpha - 1.0, dtype=torch.float64).expand(call.scores_shape[:3])
 
 
-# ---- the derivative
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.set_materialize_grads(False)  # what is kept for the backward pass is no result
-    ctx.save_for_backward(*inputs[:8], *output[1:])
-    ctx.numbers = inputs[8:15]
-
-
-def _backward(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors  # read once: a checkpoint makes them again at each reading
-    operands, saved = tensors[:8], tensors[8:]
-    needed = ctx.needs_input_grad[:8]
-    if gradient is None:
-        return (None,) * 16
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _through_tiles(operands, Numbers(*ctx.numbers), needed, gradient)
-    wanted = [needed[3], needed[5], needed[6]]  # eps, bias, log mass
-    query, key, value, eps, scores, log_mass = tsallis_attention_backward(
-        gradient, *operands, *ctx.numbers, *saved, wanted
-    )
-    if wanted[1]:
-        scores = (scores * Numbers(*ctx.numbers).bias_scale).to(operands[5].dtype)
-    made = (query, key, value, eps, None, scores, log_mass, None)
-    kept = (x if need else None for x, need in zip(made, needed, strict=True))
-    return *kept, *(None,) * 8
-
-
-def _through_tiles(
-    operands: tuple[Any, ...], numbers: Numbers, needed: tuple[bool, ...], gradient: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The same derivative in operations that can be differentiated again."""
-    query, key, value, eps, mask, bias, mass, seed = operands
+def _through_tiles(x: Arguments, gradient: Tensor, needed: dict[str, bool]) -> Gradients:
+    """The derivative in operations that can be differentiated again."""
     call = Call(
-        query=query,
-        key=key,
-        value=value,
-        scale=numbers.scale,
-        mask=mask,
-        bias=None if bias is None else bias * numbers.bias_scale,
-        base=_Made(mass) if numbers.mass_is_log else mass,
-        causal=numbers.causal,
-        dropout=numbers.dropout,
-        seed=seed,
-        lead=query.shape[:2],
-        first=numbers.first,
-        queries=numbers.queries,
+        query=x.query,
+        key=x.key,
+        value=x.value,
+        scale=x.scale,
+        mask=x.mask,
+        bias=None if x.bias is None else x.bias * x.bias_scale,
+        base=_LogMass(x.mass) if x.mass is not None and x.mass_is_log else x.mass,
+        causal=x.causal,
+        dropout=x.dropout,
+        seed=x.seed,
+        lead=x.query.shape[:2],
+        first=x.first,
+        queries=x.queries,
     )
-    output = tiled(call, Tsallis(eps + 1))
-    wanted = [x for x, need in zip(operands, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-    return *(next(found) if need else None for need in needed), *(None,) * 8
+    output = tiled(call, Tsallis(x.eps + 1))
+    names = [name for name in x.tensors if needed[name]]
+    leaves = [getattr(x, name) for name in names]
+    gradients = torch.autograd.grad(output, leaves, gradient, create_graph=True)
+    return dict(zip(names, gradients, strict=True))
 
 
 @dataclass(frozen=True)
-class _Made(Prior):
-    """A log mass that was already made, (batch, head, query, key)."""
+class _LogMass(Prior):
+    """A log mass that is stored, (batch, head, query, key)."""
 
     tensor: Tensor
 
@@ -187,4 +169,4 @@ class _Made(Prior):
         return self.tensor[..., rows, :][..., columns]
 
 
-torch.library.register_autograd("fenchel::tsallis_attention", _backward, setup_context=_save)
+register_derivative(_through_tiles)

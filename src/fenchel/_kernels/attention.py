@@ -6,11 +6,14 @@ returns the output and what the backward one needs: the offset of each row, how 
 weight, and, in a pool of fixed size for each block of rows, which keys and how far from the offset.
 A block that overflows its pool is computed again from the offsets.
 
-No derivative is registered: `fenchel.attention` joins the two.
+The derivative calls the backward operator; one that is to be differentiated again is handed in by
+`register_derivative`, from the room that has the same attention in torch's operations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -44,13 +47,13 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     f"tsallis_attention_backward(Tensor gradient, {_OPERANDS}, {_NUMBERS}, Tensor offset, "
-    "Tensor count, Tensor saved_key, Tensor saved_distance, bool[] wanted) "
+    "Tensor support_size, Tensor saved_key, Tensor saved_distance, bool[] wanted) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
-class Operands(NamedTuple):
-    """The operators' tensors, in their order."""
+class Arguments(NamedTuple):
+    """What both operators take, in their order."""
 
     query: Tensor
     key: Tensor
@@ -60,11 +63,6 @@ class Operands(NamedTuple):
     bias: Tensor | None
     mass: Tensor | None
     seed: Tensor | None
-
-
-class Numbers(NamedTuple):
-    """The operators' arguments that are not tensors, in their order."""
-
     scale: float
     bias_scale: float
     mass_is_log: bool
@@ -72,6 +70,22 @@ class Numbers(NamedTuple):
     first: int
     dropout: float
     queries: int
+
+    @property
+    def tensors(self) -> dict[str, Tensor | None]:
+        return {name: getattr(self, name) for name in _TENSORS}
+
+
+_TENSORS = ("query", "key", "value", "eps", "mask", "bias", "mass", "seed")
+
+
+class Saved(NamedTuple):
+    """What the forward operator keeps for the backward one."""
+
+    offset: Tensor
+    support_size: Tensor
+    saved_key: Tensor
+    saved_distance: Tensor
 
 
 def _forward_outputs(query: Tensor, key: Tensor, value: Tensor, save: bool) -> tuple[Tensor, ...]:
@@ -92,7 +106,7 @@ _AXES = (Axis("batch"), Axis("head"), Axis("query"), Axis("component"))
 _KV_HEAD, _KEY, _COMPONENT, _ENTRY = map(Axis, ("kv_head", "key", "component", "entry"))
 
 
-def _check(x: Operands, dropout: float) -> None:
+def _check(x: Arguments) -> None:
     check(x.query, "query", _AXES, REAL)
     batch, heads, queries, dim = x.query.shape
     check(x.key, "key", (batch, _KV_HEAD, _KEY, dim), REAL)
@@ -109,62 +123,52 @@ def _check(x: Operands, dropout: float) -> None:
         check(x.seed, "seed", (), (torch.int64,))
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"query must have a multiple of key's {kv_heads} heads, got {heads}")
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+    if not 0 <= x.dropout <= 1:
+        raise ValueError(f"dropout must be between 0 and 1, got {x.dropout}")
     check_keys(keys)
 
 
-def _check_saved(
-    x: Operands,
-    gradient: Tensor,
-    offset: Tensor,
-    count: Tensor,
-    saved_key: Tensor,
-    saved_distance: Tensor,
-) -> None:
+def _check_saved(x: Arguments, gradient: Tensor, saved: Saved) -> None:
     rows = x.query.shape[:3]
     check(gradient, "gradient", (*rows, x.value.shape[3]), REAL)
-    check(offset, "offset", (*rows, 2), DOUBLE)
-    check(count, "count", rows, (torch.int32,))
-    check(saved_key, "saved_key", (_ENTRY,), (torch.int32,))
-    check(saved_distance, "saved_distance", saved_key.shape, (compute_dtype(x.query.dtype),))
+    check(saved.offset, "offset", (*rows, 2), DOUBLE)
+    check(saved.support_size, "support_size", rows, (torch.int32,))
+    check(saved.saved_key, "saved_key", (_ENTRY,), (torch.int32,))
+    dtypes = (compute_dtype(x.query.dtype),)
+    check(saved.saved_distance, "saved_distance", saved.saved_key.shape, dtypes)
 
 
-def _problem(x: Operands, numbers: Numbers) -> AttentionProblem:
-    p = AttentionProblem()
+def _problem(x: Arguments, saved: Saved) -> Any:
+    p: Any = AttentionProblem()
     p.batch, p.heads, p.queries, p.dim = x.query.shape
     p.kv_heads, p.keys, p.value_dim = x.key.shape[1], x.key.shape[2], x.value.shape[3]
     p.query, p.key, p.value, p.eps = view(x.query), view(x.key), view(x.value), view(x.eps)
     p.mask, p.bias, p.mass = view(x.mask), view(x.bias), view(x.mass)
-    p.scale, p.bias_scale, p.mass_is_log = numbers.scale, numbers.bias_scale, numbers.mass_is_log
-    p.causal, p.first, p.dropout = numbers.causal, numbers.first, numbers.dropout
+    p.scale, p.bias_scale, p.mass_is_log = x.scale, x.bias_scale, x.mass_is_log
+    p.causal, p.first, p.dropout = x.causal, x.first, x.dropout
     p.seed = 0 if x.seed is None else int(x.seed)
-    p.queries_in_all, p.threads = numbers.queries, torch.get_num_threads()
+    p.queries_in_all, p.threads = x.queries, torch.get_num_threads()
+    p.offset, p.count = saved.offset.data_ptr(), saved.support_size.data_ptr()
+    p.capacity = saved.saved_key.numel() // (p.batch * p.heads * -(-p.queries // BLOCK) or 1)
+    p.saved_key, p.saved_distance = saved.saved_key.data_ptr(), saved.saved_distance.data_ptr()
     return p
 
 
-def _keep(
-    p: AttentionProblem, offset: Tensor, count: Tensor, saved_key: Tensor, saved_distance: Tensor
-) -> None:
-    p.offset, p.count = offset.data_ptr(), count.data_ptr()
-    p.capacity = saved_key.numel() // (p.batch * p.heads * -(-p.queries // BLOCK) or 1)
-    p.saved_key, p.saved_distance = saved_key.data_ptr(), saved_distance.data_ptr()
-
-
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    x, numbers, save = Operands(*arguments[:8]), Numbers(*arguments[8:15]), arguments[15]
-    _check(x, numbers.dropout)
+    *both, save = arguments
+    x = Arguments(*both)
+    _check(x)
     outputs = _forward_outputs(x.query, x.key, x.value, save)
-    p = _problem(x, numbers)
+    p = _problem(x, Saved(*outputs[1:]))
     p.output = outputs[0].data_ptr()
-    _keep(p, *outputs[1:])
     run("attention", p)
     return outputs
 
 
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-    query, key, value = arguments[:3]
-    return _forward_outputs(query, key, value, arguments[15])
+    *both, save = arguments
+    x = Arguments(*both)
+    return _forward_outputs(x.query, x.key, x.value, save)
 
 
 def _parts(query: Tensor, key: Tensor) -> int:
@@ -194,19 +198,17 @@ def _backward_outputs(
     )
 
 
-def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    gradient, x, numbers = arguments[0], Operands(*arguments[1:9]), Numbers(*arguments[9:16])
-    saved, wanted = arguments[16:20], arguments[20]
-    _check(x, numbers.dropout)
-    _check_saved(x, gradient, *saved)
-    saved = tuple(tensor.contiguous() for tensor in saved)
+def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    x, saved, wanted = _read_backward(arguments)
+    _check(x)
+    _check_saved(x, gradient, saved)
+    saved = Saved(*(tensor.contiguous() for tensor in saved))
     if len(wanted) != 3:
         raise ValueError(f"wanted must have one entry each for eps, bias and mass, got {wanted}")
     parts = _parts(x.query, x.key)
     outputs = _backward_outputs(x.query, x.key, x.value, wanted, parts)
-    p = _problem(x, numbers)
-    _keep(p, *saved)
-    g = AttentionGradient(view(gradient), parts)
+    p = _problem(x, saved)
+    g: Any = AttentionGradient(output=view(gradient), parts=parts)
     g.query, g.key, g.value = (output.data_ptr() for output in outputs[:3])
     for name, output in zip(("eps", "scores", "log_mass"), outputs[3:], strict=True):
         setattr(g, name, output.data_ptr() if output.numel() else None)
@@ -221,10 +223,16 @@ def _finish(outputs: tuple[Tensor, ...], *operands: Tensor) -> tuple[Tensor, ...
     return *(x.to(like.dtype) for x, like in zip(sums, operands, strict=True)), *rest
 
 
-def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-    query, key, value = arguments[1:4]
-    made = _backward_outputs(query, key, value, arguments[20], 1)
-    return _finish(made, query, key, value)
+def _read_backward(arguments: tuple[Any, ...]) -> tuple[Arguments, Saved, list[bool]]:
+    """All but the gradient: what the forward operator took, what it kept, what is wanted."""
+    taken, kept = len(Arguments._fields), len(Saved._fields)
+    return Arguments(*arguments[:taken]), Saved(*arguments[taken : taken + kept]), arguments[-1]
+
+
+def _backward_shapes(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    x, _, wanted = _read_backward(arguments)
+    outputs = _backward_outputs(x.query, x.key, x.value, wanted, 1)
+    return _finish(outputs, x.query, x.key, x.value)
 
 
 _LIBRARY.impl("tsallis_attention", _forward, "CPU")
@@ -238,3 +246,48 @@ torch.library.register_fake(
 
 tsallis_attention = torch.ops.fenchel.tsallis_attention.default
 tsallis_attention_backward = torch.ops.fenchel.tsallis_attention_backward.default
+
+
+# ---- the derivative
+
+Gradients = dict[str, Tensor | None]
+Differentiable = Callable[[Arguments, Tensor, dict[str, bool]], Gradients]
+
+
+def register_derivative(differentiable: Differentiable) -> None:
+    """Join the two operators. differentiable: (arguments, gradient, which are needed) -> gradients
+    by name, in operations that can be differentiated again."""
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x = Arguments(*inputs[:-1])
+        ctx.set_materialize_grads(False)  # what is kept for the backward pass is no result
+        ctx.save_for_backward(*x.tensors.values(), *output[1:])
+        ctx.arguments = x._replace(**dict.fromkeys(_TENSORS))  # type: ignore[arg-type]
+
+    def backward(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        nothing = (None,) * (len(Arguments._fields) + 1)
+        tensors = ctx.saved_tensors  # read once: a checkpoint makes them again at each reading
+        if gradient is None:
+            return nothing
+        x = ctx.arguments._replace(**dict(zip(_TENSORS, tensors, strict=False)))
+        needed = dict(zip(Arguments._fields, ctx.needs_input_grad, strict=False))
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        compute = differentiable if again else partial(_gradients, Saved(*tensors[len(_TENSORS) :]))
+        gradients = compute(x, gradient, needed)
+        kept = (gradients.get(name) if needed[name] else None for name in Arguments._fields)
+        return *kept, None
+
+    torch.library.register_autograd("fenchel::tsallis_attention", backward, setup_context=save)
+
+
+def _gradients(saved: Saved, x: Arguments, gradient: Tensor, needed: dict[str, bool]) -> Gradients:
+    """By the backward operator."""
+    wanted = [needed[name] for name in ("eps", "bias", "mass")]
+    query, key, value, eps, scores, log_mass = tsallis_attention_backward(
+        gradient, **x._asdict(), **saved._asdict(), wanted=wanted
+    )
+    bias = None
+    if x.bias is not None and needed["bias"]:
+        bias = (scores * x.bias_scale).to(x.bias.dtype)
+    found = {"query": query, "key": key, "value": value, "eps": eps, "mass": log_mass}
+    return {**found, "bias": bias}

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from ctypes import Structure
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ _LIBRARY.define(
 )
 
 
-def _problem(query: Tensor, value: Tensor, *pointers: int | None) -> AverageProblem:
+def _problem(query: Tensor, value: Tensor, *pointers: int | None) -> Structure:
     groups, rows, queries, dim = query.shape
     sizes = (groups, rows, queries, value.shape[-2], dim, value.shape[-1])
     return AverageProblem(*sizes, code(query.dtype), torch.get_num_threads(), *pointers)

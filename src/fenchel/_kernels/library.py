@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from ctypes import POINTER, Structure
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from fenchel._kernels.structures import HEADER, checksum, read_structures
 
 BLOCK = 48  # rows of queries handled together: kBlock of native/problem.h
 VARIANTS = ("plain", "avx2", "avx512")
@@ -24,107 +26,18 @@ _NO_MEMORY, _FOREIGN = 0, 2  # kNoMemory and kForeign of native/parallel.h
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
-class View(Structure):
-    """A tensor of four axes; strides count elements. Field by field as in native/problem.h."""
-
-    _fields_ = (
-        ("data", c_void_p),
-        ("dtype", c_int64),
-        *((f"stride_{axis}", c_int64) for axis in range(4)),  # an array is slow to make
-    )
-
-
-class AttentionProblem(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys")),
-        *((name, c_int64) for name in ("dim", "value_dim")),
-        *((name, View) for name in ("query", "key", "value", "mask", "bias", "mass", "eps")),
-        ("mass_is_log", c_int64),
-        ("scale", c_double),
-        ("bias_scale", c_double),
-        ("causal", c_int64),
-        ("first", c_int64),
-        ("dropout", c_double),
-        ("seed", c_int64),
-        ("queries_in_all", c_int64),
-        ("threads", c_int64),
-        ("output", c_void_p),
-        ("offset", c_void_p),
-        ("count", c_void_p),
-        ("capacity", c_int64),
-        ("saved_key", c_void_p),
-        ("saved_distance", c_void_p),
-    )
+_STRUCTURES = read_structures(HEADER.read_text(encoding="utf-8"))
+View = _STRUCTURES["View"]
+AttentionProblem = _STRUCTURES["AttentionProblem"]
+AttentionGradient = _STRUCTURES["AttentionGradient"]
+RowsProblem = _STRUCTURES["RowsProblem"]
+RowsGradient = _STRUCTURES["RowsGradient"]
+BallProblem = _STRUCTURES["BallProblem"]
+MixtureProblem = _STRUCTURES["MixtureProblem"]
+AverageProblem = _STRUCTURES["AverageProblem"]
 
 
-class AttentionGradient(Structure):
-    _fields_ = (
-        ("output", View),
-        ("parts", c_int64),
-        *((name, c_void_p) for name in ("query", "key", "value", "eps", "scores", "log_mass")),
-    )
-
-
-class RowsProblem(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("rows", "keys", "dtype", "family")),
-        *((name, c_void_p) for name in ("scores", "parameter")),
-        ("parameter_stride", c_int64),
-        *((name, c_void_p) for name in ("weights", "offset")),
-        ("threads", c_int64),
-    )
-
-
-class RowsGradient(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("rows", "keys", "dtype", "family")),
-        *((name, c_void_p) for name in ("weights", "gradient")),
-        ("parameter", c_double),
-        ("scores", c_void_p),
-        ("threads", c_int64),
-    )
-
-
-class BallProblem(Structure):
-    _fields_ = (
-        ("pairs", c_int64),
-        ("dim", c_int64),
-        *((name, c_void_p) for name in ("mean", "scale", "centre", "covariance")),
-        *((name, c_void_p) for name in ("nodes", "weights")),
-        ("reach", c_double),
-        ("digits", c_double),
-        ("threads", c_int64),
-        *((name, c_void_p) for name in ("value", "to_mean", "to_scale")),
-    )
-
-
-class MixtureProblem(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("rows", "batch", "positions", "modes", "dim")),
-        ("iterations", c_int64),
-        ("threads", c_int64),
-        *((name, c_void_p) for name in ("weights", "position")),
-        ("least", c_double),
-        *((name, c_void_p) for name in ("mixing", "mean", "covariance")),
-    )
-
-
-class AverageProblem(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("groups", "rows", "queries", "keys", "dim", "value_dim")),
-        *((name, c_int64) for name in ("dtype", "threads")),
-        *((name, c_void_p) for name in ("query", "key", "value", "share", "output", "slope")),
-        *((name, c_void_p) for name in ("to_query", "to_key", "to_value", "to_share")),
-    )
-
-
-_STRUCTURES = (
-    *(AttentionProblem, AttentionGradient, RowsProblem, RowsGradient),
-    *(BallProblem, MixtureProblem, AverageProblem),
-)
-
-
-def view(tensor: Tensor | None) -> View:
+def view(tensor: Tensor | None) -> Structure:
     """Up to four axes, missing ones last; no tensor is a view of nothing."""
     if tensor is None:
         return View()
@@ -161,9 +74,8 @@ class Library:
             if function is None:
                 raise stale
             function.argtypes, function.restype = arguments, ctypes.c_int
-        if native.fenchel_block() != BLOCK or native.fenchel_layout() != sum(
-            ctypes.sizeof(structure) for structure in _STRUCTURES
-        ):
+        native.fenchel_layout.restype = ctypes.c_uint32
+        if native.fenchel_block() != BLOCK or native.fenchel_layout() != checksum():
             raise stale
 
     def call(self, name: str, *operands: Structure) -> None:

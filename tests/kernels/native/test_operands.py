@@ -45,7 +45,9 @@ NUMBERS = {
 def _attention_backward(keys=7):
     operands = _attention(keys)
     made = attention.tsallis_attention(**operands, **NUMBERS, save=True)
-    saved = dict(zip(("offset", "count", "saved_key", "saved_distance"), made[1:], strict=True))
+    saved = dict(
+        zip(("offset", "support_size", "saved_key", "saved_distance"), made[1:], strict=True)
+    )
     numbers = {**NUMBERS, "wanted": [True, True, True]}
     return {"gradient": torch.ones_like(made[0]), **operands, **numbers, **saved}
 
@@ -124,7 +126,7 @@ WRONG = {
     **dict.fromkeys(("eps", "offset", "scale", "centre", "covariance"), torch.float32),
     "mask": torch.uint8,
     "seed": torch.int32,
-    "count": torch.int64,
+    "support_size": torch.int64,
     "saved_key": torch.int64,
     **dict.fromkeys(("query", "key", "value", "bias", "mass", "positions", "least"), torch.int32),
 }
@@ -137,7 +139,7 @@ TENSORS = [
 ]
 TENSORS += [
     ("attention backward", x)
-    for x in ("gradient", *_attention(), "offset", "count", "saved_key", "saved_distance")
+    for x in ("gradient", *_attention(), "offset", "support_size", "saved_key", "saved_distance")
 ]
 
 
@@ -250,14 +252,14 @@ def test_numbers_out_of_range(name, changes, message):
 def test_saved_by_a_call_with_more_keys():
     """Pools of equal size: a row may save 384 keys on average, and both have more."""
     few, many = _attention_backward(400), _attention_backward(500)
-    saved = {name: many[name] for name in ("offset", "count", "saved_key", "saved_distance")}
+    saved = {name: many[name] for name in ("offset", "support_size", "saved_key", "saved_distance")}
     assert saved["saved_key"].shape == few["saved_key"].shape
     pools = saved["saved_key"].split(BLOCK * attention.ROOM)
-    used = zip(pools, saved["count"].flatten(0, 1).sum(-1).tolist(), strict=True)
+    used = zip(pools, saved["support_size"].flatten(0, 1).sum(-1).tolist(), strict=True)
     assert max(int(pool[:count].max()) for pool, count in used) >= 400
     with pytest.raises(ValueError, match="of a call with other operands"):
         attention.tsallis_attention_backward(**{**few, **saved})
-    negative = {"count": torch.full_like(few["count"], -3)}
+    negative = {"support_size": torch.full_like(few["support_size"], -3)}
     with pytest.raises(ValueError, match="of a call with other operands"):
         attention.tsallis_attention_backward(**{**few, **negative})
 
@@ -265,7 +267,7 @@ def test_saved_by_a_call_with_more_keys():
 def test_saved_tensors_of_any_layout():
     arguments = _attention_backward()
     wanted = attention.tsallis_attention_backward(**arguments)
-    for name in ("offset", "count"):
+    for name in ("offset", "support_size"):
         arguments[name] = arguments[name].mT.contiguous().mT
         assert not arguments[name].is_contiguous()
     made = attention.tsallis_attention_backward(**arguments)
@@ -285,7 +287,7 @@ def test_nothing_to_attend(sizes):
     output, *saved = attention.tsallis_attention(**operands, **NUMBERS, save=True)
     assert output.shape == (*sizes[:3], 3)
     assert not output.any()
-    names = ("offset", "count", "saved_key", "saved_distance")
+    names = ("offset", "support_size", "saved_key", "saved_distance")
     made = attention.tsallis_attention_backward(
         gradient=output,
         **{**operands, **NUMBERS, **dict(zip(names, saved, strict=True))},

@@ -93,11 +93,8 @@ FENCHEL_EXPORT int fenchel_paraboloid(const BallProblem* p) { return FENCHEL_CAL
 FENCHEL_EXPORT int fenchel_mixture(const MixtureProblem* p) { return FENCHEL_CALL(mixture(*p)); }
 FENCHEL_EXPORT int fenchel_average(const AverageProblem* p) { return FENCHEL_CALL(average(*p)); }
 
-// Changes when a struct does, so that a library of another version is noticed.
-FENCHEL_EXPORT int fenchel_layout() {
-    return int(sizeof(AttentionProblem) + sizeof(AttentionGradient) + sizeof(RowsProblem) + sizeof(RowsGradient) +
-               sizeof(BallProblem) + sizeof(MixtureProblem) + sizeof(AverageProblem));
-}
+// The checksum of problem.h as it was compiled: a library of another version is noticed.
+FENCHEL_EXPORT std::uint32_t fenchel_layout() { return FENCHEL_LAYOUT; }
 FENCHEL_EXPORT int fenchel_block() { return int(kBlock); }
 FENCHEL_EXPORT int fenchel_variant() { return int(chosen); }
 // A lesser variant than the machine's best, for tests; returns what is used from now on.

@@ -1,5 +1,5 @@
-// What Python hands over: plain numbers and pointers, no type of torch. The layout is repeated, field
-// by field, in `library.py`.
+// What Python hands over: plain numbers and pointers, no type of torch. Python reads the layout from this
+// file (`structures.py`): one declaration per line, of 64-bit integers, doubles, pointers and structs.
 #pragma once
 #include <cstdint>
 
