@@ -351,7 +351,7 @@ def order(evidence: Evidence) -> None:
     evidence.below("others at the best place: from N = 10¹⁵ times", _first(False), 2.4)
     evidence.counterexample = (
         f"d = 1, N = 10¹⁰⁰, one token at 0 and the others near √(ln N): {found[100]:.1f} > "
-        f"{bounds[100]:.1f}; the quotient is at least (ln N)/2 for each of the 11 N tried, "
+        f"{printed[100]:.1f}; the quotient is at least (ln N)/2 for each of the 11 N tried, "
         "10⁴ to 10³⁰⁰"
     )
     evidence.correction = (
@@ -361,7 +361,7 @@ def order(evidence: Evidence) -> None:
     axis = [float(power) for power in powers]
     lines = {
         "local quotient of one family": (axis, [found[power] for power in powers]),
-        "printed bound": (axis, [bounds[power] for power in powers]),
+        "printed bound": (axis, [printed[power] for power in powers]),
     }
     evidence.draw(Curves("Tokens at two places, d = 1", "log₁₀ N", "W1 / W1", lines))
 
