@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 STAMP := .venv/installed
 DOCS_STAMP := .venv/installed-docs
 MINILM := build/models/minilm
@@ -9,29 +10,44 @@ MINILM := build/models/minilm
 # Rooms whose results may depend on the kernels; tests/attention switches them itself.
 ALSO_WITHOUT := tests/contracts tests/peers tests/nn tests/hf tests/continuous tests/test_documents.py
 
-.PHONY: demo test test-slow lint bench docs clean
+.PHONY: demo test test-papers test-slow lint claims experiments bench tour docs clean
 
-demo: $(STAMP) $(MINILM)/config.json  ## the tour, and an audit of a real model
-	$(BIN)/python -m papers tour --out build/tour
+demo: $(STAMP) $(MINILM)/config.json  ## an audit of a real model, and the tour
 	$(BIN)/fenchel audit $(MINILM) --texts examples/sentences.txt --probe 8 --out build/audit
+	$(BIN)/python -m papers tour --out build/tour
 
-test: lint  ## lint, types, and the quick tests, with the native kernels and without
-	$(BIN)/python -m pytest -n auto --dist loadgroup
-	FENCHEL_NATIVE=0 $(BIN)/python -m pytest -n auto --dist loadgroup $(ALSO_WITHOUT)
+test: lint  ## lint, types, the library's tests with and without kernels, a smoke of the rest
+	$(PYTEST)
+	FENCHEL_NATIVE=0 $(PYTEST) $(ALSO_WITHOUT)
+	$(PYTEST) papers benchmarks -m smoke
 
-test-slow: $(STAMP)  ## the long tests
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
+test-papers: $(STAMP)  ## all tests of papers and benchmarks
+	$(PYTEST) papers benchmarks
+
+test-slow: $(STAMP)  ## the long tests, of all three
+	$(PYTEST) tests papers benchmarks -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+claims: $(STAMP)  ## every result of the papers, computed, and a page of them
+	@mkdir -p build
+	$(BIN)/python -m papers claims --html build/ledger.html
+
+experiments: $(STAMP)  ## the papers' tables from small networks; larger presets: docs/experiments.md
+	$(BIN)/python -m papers experiment vit --preset smoke --out build/experiments
+	$(BIN)/python -m papers experiment vqa --preset smoke --out build/experiments
+
 bench: $(STAMP)  ## measured ratios, into results/
 	$(BIN)/python -m benchmarks maps --out results/bench_maps.json
 	$(BIN)/python -m benchmarks attention --out results/bench_attention.json
 	$(BIN)/python -m benchmarks integrals --out results/bench_integrals.json
 	$(BIN)/python -m benchmarks continuous --out results/bench_continuous.json
+
+tour: $(STAMP)  ## one page about everything, computed here
+	$(BIN)/python -m papers tour --out build/tour
 
 docs: $(DOCS_STAMP)  ## the site, into build/docs; runs the code of every page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 
 import pytest
 import torch
 
 from tests import needs
+
+pytest_plugins = ("pytester",)  # for the tests of what stands below
 
 # Models come from configurations and folders. transformers reads this once, when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -23,19 +24,9 @@ torch.set_warn_always(True)
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line for each thing that was absent, with what would have been covered."""
-    lines = uncovered([report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())])
+    skipped = terminalreporter.stats.get("skipped", [])
+    lines = needs.uncovered([report.longrepr[2] for report in skipped])
     if lines:
         terminalreporter.section("not covered", sep="-")
     for line in lines:
         terminalreporter.line(line)
-
-
-def uncovered(reasons: list[str]) -> list[str]:
-    """As pytest gives them: `Skipped: no browser (chromium); not covered: the page`."""
-    counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
-    lines = []
-    for reason, count in sorted(counts.items()):
-        absent, _, covers = reason.partition(needs.SEPARATOR)
-        number = f"{count} test" if count == 1 else f"{count} tests"
-        lines.append(f"{covers or 'unknown'} [{number}]: {absent}")
-    return lines

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +24,17 @@ SEPARATOR = "; not covered: "
 
 def reason(absent: str, covers: str) -> str:
     return f"{absent}{SEPARATOR}{covers}"
+
+
+def uncovered(reasons: list[str]) -> list[str]:
+    """Lines for the end of a run, from reasons as pytest reports them."""
+    counts = Counter(each.removeprefix("Skipped: ") for each in reasons)
+    lines = []
+    for told, count in counts.items():
+        absent, _, covers = told.partition(SEPARATOR)
+        number = f"{count} test" if count == 1 else f"{count} tests"
+        lines.append(f"{covers or 'not said'} [{number}]: {absent}")
+    return sorted(lines)
 
 
 def skip(absent: str, covers: str) -> NoReturn:

@@ -55,3 +55,11 @@ def test_an_order_that_is_not_there_is_missed(tmp_path):
     (tmp_path / house.ORDER).write_text("CORE = []\n")
     with pytest.raises(ValueError, match="has no list ROOMS"):
         house.rooms(tmp_path)
+
+
+def test_contributors_are_told_the_rooms_in_order():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    told = text.partition("every form of import):")[2].partition(". Those before")[0]
+    assert re.findall(r"`(\w+)`", told) == test_architecture.ROOMS
+    core = told.partition("→")[0]
+    assert re.findall(r"`(\w+)`", core) == test_architecture.CORE
