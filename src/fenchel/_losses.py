@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._numerics import check_tensor, check_whole, dot, has, where
 from fenchel._solution import Solution, Status
@@ -20,7 +21,7 @@ _IGNORE = -100  # as torch.nn.functional.cross_entropy
 def fenchel_young_loss(
     scores: Tensor,
     target: Tensor,
-    regularizer: Regularizer,
+    regularizer: Regularizer | Module,
     *,
     base: Tensor | Prior | None = None,
     weight: Tensor | None = None,

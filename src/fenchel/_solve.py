@@ -7,18 +7,19 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, has, readable, where
 from fenchel._solution import Problem, Solution, SolveError, Status, subtract_anchor
 from fenchel.priors import Base, Prior, expand_to, resolve
-from fenchel.regularizers.contract import Maximum, Regularizer
+from fenchel.regularizers.contract import Maximum, Regularizer, resolve_regularizer
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def solve(
     scores: Tensor,
-    regularizer: Regularizer,
+    regularizer: Regularizer | Module,
     *,
     base: Tensor | Prior | None = None,
     dim: int = -1,
@@ -30,12 +31,14 @@ def solve(
     >>> sol.weights, sol.gap
 
     scores: real, any shape; -inf masks a key. float16 and bfloat16 are computed in float32.
+    regularizer: or a module whose `forward()` returns one, such as `nn.LearnedTsallis`.
     base: how much room each key has: a non-negative tensor that broadcasts to the scores (zero
         masks a key; a bool tensor masks where False), or a prior. Shannon and Tsallis take any
         base and differentiate it; the others take masks.
     throw: raise `SolveError` if any row is not OK. By default read `status`.
     """
-    _check(scores, regularizer, dim)
+    _check(scores, dim)
+    regularizer = resolve_regularizer(regularizer)
     problem, status = _prepare(scores, base, dim, regularizer)
     maximum = regularizer.maximize(problem.scores, problem.base)
     outcome = _final_status(status, maximum)
@@ -65,12 +68,8 @@ def _snapshot(regularizer: Regularizer) -> Regularizer:
     return mine
 
 
-def _check(scores: Tensor, regularizer: Regularizer, dim: int) -> None:
+def _check(scores: Tensor, dim: int) -> None:
     check_tensor(scores, "scores")
-    if not isinstance(regularizer, Regularizer):
-        raise TypeError(
-            f"regularizer must be a Regularizer such as Tsallis(1.5), got {regularizer!r}"
-        )
     if scores.dtype not in _DTYPES or scores.layout != torch.strided:
         remedy = "take its real part" if scores.is_complex() else "call .float() and .to_dense()"
         raise TypeError(
