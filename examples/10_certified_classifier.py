@@ -43,7 +43,7 @@ class Classifier(nn.Module):
 
 def radii(model: Classifier, x: Tensor) -> Tensor:
     """Nearer to each picture than this, in l2, no digit can overtake the answer."""
-    constant = 1 + model.attention.certificate(tokens=8).bound  # of x + attention(x)
+    constant = 1 + model.attention.bound(tokens=8).value  # of x + attention(x)
     logits, w = model(x), model.leave.weight
     best = logits.argmax(-1)
     margin = logits.gather(-1, best[:, None]) - logits  # (picture, digit)

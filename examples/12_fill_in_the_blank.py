@@ -54,7 +54,7 @@ class Reader(nn.Module):
         templates, query = self.words(facts).sum(-2), self.words(question).sum(-2, keepdim=True)
         if self.network is not None:
             templates = templates + self.network(templates)
-        return self.leave(self.attention(query, templates)[0][:, 0])
+        return self.leave(self.attention(query, templates)[:, 0])
 
 
 def train(model: Reader, steps: int, seed: int, name: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""The long attack: every kind of certificate, in settings drawn at random, until each has stood so
+"""The long attack: every kind of bound, in settings drawn at random, until each has stood so
 many trials. Dimensions 1 to 64, sets of 2 to 128, temperatures 0.05 to 10."""
 
 from __future__ import annotations
@@ -6,18 +6,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import LayerNorm, TransformerEncoderLayer
+from torch.nn import GELU, LayerNorm, Module, ReLU, SiLU, Tanh, TransformerEncoderLayer
 
 from fenchel.bounds import contraction, layers, perturbation, query, self_attention
 from fenchel.bounds.attack import attack
-from fenchel.bounds.certificate import Certificate
+from fenchel.bounds.bound import Bound
 from fenchel.bounds.contraction import Setting
 from fenchel.bounds.domain import Ball, Box, Everywhere
+from fenchel.bounds.norms import LongestToken
 from fenchel.measures import Dot, GaussianPotential
 from fenchel.regularizers import Shannon, Tsallis
+
+T = TypeVar("T")
 
 
 class Draw:
@@ -51,31 +55,31 @@ class Draw:
         size = self.power(0.1, 3) / math.sqrt(rank * columns)
         return size * self.normal(rows, rank) @ self.normal(rank, columns)
 
-    def choice(self, *options: object) -> object:
+    def choice(self, *options: T) -> T:
         return options[int(self.uniform(0, len(options) - 1e-9))]
 
 
-def _query(draw: Draw, regularizer: Shannon | Tsallis, norm: float = 2.0) -> Certificate:
+def _query(draw: Draw, regularizer: Shannon | Tsallis, norm: float = 2.0) -> Bound:
     n, d = draw.size(), draw.dim()
     keys, values = draw.normal(n, d) * draw.power(0.1, 10), draw.normal(n, draw.dim())
     return query.query_lipschitz(keys, values, regularizer, norm=norm)
 
 
-def query_softmax(draw: Draw) -> Certificate:
+def query_softmax(draw: Draw) -> Bound:
     return _query(draw, Shannon(draw.temperature()))
 
 
-def query_other_norms(draw: Draw) -> Certificate:
+def query_other_norms(draw: Draw) -> Bound:
     norm = 1.0 if draw.uniform() < 0.5 else math.inf
     return _query(draw, Shannon(draw.temperature()), norm)
 
 
-def query_entmax(draw: Draw) -> Certificate:
+def query_entmax(draw: Draw) -> Bound:
     alpha = 2.0 if draw.uniform() < 0.3 else draw.uniform(1.0, 2.0)
     return _query(draw, Tsallis(alpha, draw.temperature()))
 
 
-def query_ball(draw: Draw) -> Certificate:
+def query_ball(draw: Draw) -> Bound:
     n, d, temperature = draw.size(), draw.dim(), draw.temperature()
     keys, values = draw.normal(n, d), draw.normal(n, draw.dim())
     around = draw.normal(d) * draw.power(0.01, 10)
@@ -90,13 +94,13 @@ def _head(draw: Draw, d: int) -> self_attention.Head:
     return self_attention.Head(*parts, draw.temperature(), query_bias=bias)
 
 
-def self_attention_dot(draw: Draw) -> Certificate:
-    norm: float | str = 2.0 if draw.uniform() < 0.5 else "tokens"
+def self_attention_dot(draw: Draw) -> Bound:
+    norm = 2.0 if draw.uniform() < 0.5 else LongestToken()
     head, radius = _head(draw, draw.dim()), draw.power(0.1, 3)
     return self_attention.self_attention_lipschitz(head, draw.size(), radius, norm=norm)
 
 
-def multi_head(draw: Draw) -> Certificate:
+def multi_head(draw: Draw) -> Bound:
     d = draw.dim()
     heads = [_head(draw, d) for _ in range(1 + draw.dim(4))]
     output = draw.matrix(draw.dim(16), sum(len(head.value) for head in heads))
@@ -105,8 +109,8 @@ def multi_head(draw: Draw) -> Certificate:
     )
 
 
-def self_attention_gaussian(draw: Draw) -> Certificate:
-    norm: float | str = 2.0 if draw.uniform() < 0.5 else "tokens"
+def self_attention_gaussian(draw: Draw) -> Bound:
+    norm = 2.0 if draw.uniform() < 0.5 else LongestToken()
     d, inner = draw.dim(), draw.dim(16)
     return self_attention.gaussian_attention_lipschitz(
         draw.matrix(inner, d),
@@ -117,16 +121,16 @@ def self_attention_gaussian(draw: Draw) -> Certificate:
     )
 
 
-def feed_forward(draw: Draw) -> Certificate:
+def feed_forward(draw: Draw) -> Bound:
     d, inner = draw.dim(), draw.dim()
     matrices = [draw.matrix(inner, d), draw.matrix(draw.dim(), inner)]
     biases = [draw.normal(inner), None]
-    activation = str(draw.choice("relu", "gelu", "silu", "tanh"))
-    made = layers.feed_forward_lipschitz(matrices, biases, activation, 2, Ball(draw.power(0.1, 9)))
-    return made
+    activation: Module = draw.choice(ReLU(), GELU(), SiLU(), Tanh())
+    domain = Ball(draw.power(0.1, 9))
+    return layers.feed_forward_lipschitz(matrices, biases, activation, 2, domain)
 
 
-def layer_norm(draw: Draw) -> Certificate:
+def layer_norm(draw: Draw) -> Bound:
     layer = LayerNorm(1 + draw.dim(), eps=draw.power(1e-6, 1e-2), dtype=torch.float64)
     with torch.no_grad():
         layer.weight.copy_(draw.normal(*layer.weight.shape))
@@ -149,11 +153,11 @@ def _layer(draw: Draw) -> TransformerEncoderLayer:
     return layer.eval()
 
 
-def encoder_layer(draw: Draw) -> Certificate:
+def encoder_layer(draw: Draw) -> Bound:
     return layers.encoder_layer_lipschitz(_layer(draw), draw.size(16), draw.power(0.3, 3))
 
 
-def stack(draw: Draw) -> Certificate:
+def stack(draw: Draw) -> Bound:
     layer = _layer(draw)
     return layers.stack_lipschitz([layer, layer], draw.size(16), draw.power(0.3, 3))
 
@@ -163,23 +167,23 @@ def _tokens(draw: Draw) -> tuple[Tensor, Tensor]:
     return draw.normal(n) * draw.power(0.1, 10), draw.normal(n, draw.dim())
 
 
-def dropped(draw: Draw) -> Certificate:
+def dropped(draw: Draw) -> Bound:
     scores, values = _tokens(draw)
     return perturbation.dropped(scores, values, min(draw.dim(), len(scores) - 1))
 
 
-def subsampled(draw: Draw) -> Certificate:
+def subsampled(draw: Draw) -> Bound:
     scores, values = _tokens(draw)
     return perturbation.subsampled(scores, values, draw.dim(len(scores)))
 
 
-def added(draw: Draw) -> Certificate:
+def added(draw: Draw) -> Bound:
     scores, values = _tokens(draw)
     largest, radius = 5 * draw.uniform(-1, 1), draw.power(0.1, 10)
     return perturbation.added(scores, values, draw.dim(8), largest_score=largest, radius=radius)
 
 
-def replaced(draw: Draw) -> Certificate:
+def replaced(draw: Draw) -> Bound:
     scores, values = _tokens(draw)
     count, largest = min(draw.dim(8), len(scores)), 5 * draw.uniform(-1, 1)
     radius = draw.power(0.1, 10)
@@ -194,34 +198,34 @@ def _setting(draw: Draw) -> Setting:
     return Setting(kind(draw.temperature()), shape(draw.power(0.1, 1)), draw.dim(), size)
 
 
-def softmatch_query(draw: Draw) -> Certificate:
+def softmatch_query(draw: Draw) -> Bound:
     return contraction.in_query(_setting(draw))
 
 
-def softmatch_measure(draw: Draw) -> Certificate:
+def softmatch_measure(draw: Draw) -> Bound:
     return contraction.in_measure(_setting(draw))
 
 
-def projection(draw: Draw) -> Certificate:
+def projection(draw: Draw) -> Bound:
     return contraction.projection(_setting(draw))
 
 
-def attention_of_measures(draw: Draw) -> Certificate:
+def attention_of_measures(draw: Draw) -> Bound:
     setting = _setting(draw)
     return contraction.attention(setting, draw.matrix(setting.dim, setting.dim))
 
 
-def attention_query(draw: Draw) -> Certificate:
+def attention_query(draw: Draw) -> Bound:
     setting = _setting(draw)
     return contraction.attention_query(setting, draw.matrix(setting.dim, setting.dim))
 
 
-def neighbourhood(draw: Draw) -> Certificate:
+def neighbourhood(draw: Draw) -> Bound:
     setting = _setting(draw)
     return contraction.neighbourhood(setting, draw.matrix(setting.dim, setting.dim))
 
 
-MAPS: tuple[Callable[[Draw], Certificate], ...] = (
+MAPS: tuple[Callable[[Draw], Bound], ...] = (
     query_softmax,
     query_other_norms,
     query_entmax,
@@ -239,7 +243,7 @@ MAPS: tuple[Callable[[Draw], Certificate], ...] = (
     replaced,
     attention_query,
 )
-TRANSPORT: tuple[Callable[[Draw], Certificate], ...] = (
+TRANSPORT: tuple[Callable[[Draw], Bound], ...] = (
     softmatch_query,
     softmatch_measure,
     projection,
@@ -250,7 +254,7 @@ TRANSPORT: tuple[Callable[[Draw], Certificate], ...] = (
 
 @dataclass(frozen=True)
 class Stand:
-    """How one kind of certificate stood: over `settings`, `trials` in all."""
+    """How one kind of bound stood: over `settings`, `trials` in all."""
 
     kind: str
     settings: int
@@ -264,18 +268,18 @@ class Stand:
 
 
 def stand(
-    make: Callable[[Draw], Certificate],
+    make: Callable[[Draw], Bound],
     trials: int,
     *,
     each: int | None = None,
     seed: int = 0,
     tell: Callable[[int], object] = lambda count: None,
 ) -> Stand:
-    """Attack certificates of one kind, `each` trials in every setting, `trials` in all.
+    """Attack bounds of one kind, `each` trials in every setting, `trials` in all.
 
     each: a hundredth of all if None, but no fewer than 600, below which an attack is none.
 
-    worst, median: of observed / certified over the settings.
+    worst, median: of observed / bound over the settings.
     """
     each = max(600, trials // 100) if each is None else each
     draw, ratios, done = Draw(seed), list[float](), 0

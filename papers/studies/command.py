@@ -14,7 +14,7 @@ from rich.text import Text
 
 from benchmarks.console import tell
 from fenchel.cli.shared import make_folder, progress_bar
-from papers.studies import certify, deviation
+from papers.studies import bounds, deviation
 
 _ROBUSTNESS = (
     "python -m papers study robustness build/models/minilm --text sentences.txt --out build/study"
@@ -25,9 +25,9 @@ _NEGATION = (
 )
 
 commands = typer.Typer(no_args_is_help=True, epilog=f"Example: {_ROBUSTNESS}")
-commands.command("certificates", epilog=f"Example: {certify.CARD}")(certify.certificates)
+commands.command("bounds", epilog=f"Example: {bounds.CARD}")(bounds.bounds)
 commands.command("deviation", epilog=f"Example: {deviation.EXAMPLE}")(deviation.deviation)
-commands.command("attack", epilog=f"Example: {certify.ATTACK}")(certify.attack)
+commands.command("attack", epilog=f"Example: {bounds.ATTACK}")(bounds.attack)
 
 _Model = Annotated[str, typer.Argument(help="Folder of a BERT, or its name on the hub.")]
 _Out = Annotated[Path, typer.Option(file_okay=False, help="Folder for the JSON and the picture.")]

@@ -225,11 +225,11 @@ def log_on_ball(heads: Seen) -> Tensor:
     found = []
     for radius in longest.tolist():
         setting = Setting(Dot(heads.temperature), Ball(radius), dim)
-        known = setting.constants()
-        slope = known.log_key_slope + math.log(setting.diameter)
-        top = max(slope, known.log_most)
-        whole = top + math.log(math.exp(slope - top) + math.exp(known.log_most - top))
-        found.append(whole - known.log_least)
+        g = setting.potential_bounds()
+        slope = g.log_key_slope + math.log(setting.diameter)
+        top = max(slope, g.log_most)
+        whole = top + math.log(math.exp(slope - top) + math.exp(g.log_most - top))
+        found.append(whole - g.log_least)
     return steep + steep.new_tensor(found)
 
 

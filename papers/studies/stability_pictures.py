@@ -1,4 +1,4 @@
-"""The certificate card of a model: for every head what is certified, what an attack reached, and
+"""The bounds of a model: for every head what is certified, what an attack reached, and
 what the text's own queries see."""
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fenchel import measures as fm
-from fenchel.bounds.modules import mixed_bound
+from fenchel.bounds.modules import mixed_constant
 from fenchel.nn import LipschitzAttention, LipschitzFeedForward
 
 _HEADS = 4
@@ -61,8 +61,8 @@ class _Certified(Stack):
                 feedforward = LipschitzFeedForward(width, constant=self.constant).double()
                 x = (1 - a) * states[-1] + a * attention(states[-1])
                 states.append((1 - a) * x + a * feedforward(x))
-                parts = (part.certificate(n).bound for part in (attention, feedforward))
-                constants.append(math.prod(mixed_bound(bound, a) for bound in parts))
+                parts = (part.bound(n).value for part in (attention, feedforward))
+                constants.append(math.prod(mixed_constant(value, a) for value in parts))
         return torch.stack(states), constants
 
 

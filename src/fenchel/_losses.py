@@ -6,12 +6,13 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._numerics import check_tensor, check_whole, dot, has, where
 from fenchel._solution import Solution, Status
 from fenchel._solve import check_scores, solve_fully
 from fenchel.priors import Prior
-from fenchel.regularizers.contract import Regularizer
+from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 
 _REDUCTIONS = ("none", "mean", "sum")
 _IGNORE = -100  # as torch.nn.functional.cross_entropy
@@ -20,7 +21,7 @@ _IGNORE = -100  # as torch.nn.functional.cross_entropy
 def fenchel_young_loss(
     scores: Tensor,
     target: Tensor,
-    regularizer: Regularizer,
+    regularizer: Regularizer | Module,
     *,
     base: Tensor | Prior | None = None,
     weight: Tensor | None = None,
@@ -44,8 +45,8 @@ def fenchel_young_loss(
         raise ValueError(f"reduction must be one of {_REDUCTIONS}, got {reduction!r}")
     check_tensor(target, "target")
     check_whole(ignore_index, "ignore_index", -(2**63))
-    check_scores(scores, regularizer, -1)
-    solution = solve_fully(scores, regularizer, base=base)
+    check_scores(scores, -1)
+    solution = solve_fully(scores, resolve_regularizer(regularizer), base=base)
     distribution, counted = _as_distribution(target, scores, ignore_index, solution)
     loss = _loss(solution, distribution)
     factor = _row_weights(weight, distribution, scores)

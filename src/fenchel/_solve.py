@@ -7,19 +7,20 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, has, readable, where
 from fenchel._solution import Answer, Problem, Solution, SolveError, Status, subtract_anchor
 from fenchel._unchanged import Unchanged
 from fenchel.priors import Base, Prior, expand_to, resolve
-from fenchel.regularizers.contract import Maximum, Regularizer
+from fenchel.regularizers.contract import Maximum, Regularizer, resolve_regularizer
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def solve(
     scores: Tensor,
-    regularizer: Regularizer,
+    regularizer: Regularizer | Module,
     *,
     base: Tensor | Prior | None = None,
     dim: int = -1,
@@ -31,12 +32,14 @@ def solve(
     >>> sol.weights, sol.gap
 
     scores: real, any shape; -inf masks a key. float16 and bfloat16 are computed in float32.
+    regularizer: or a module whose `forward()` returns one, such as `nn.LearnedTsallis`.
     base: how much room each key has: a non-negative tensor that broadcasts to the scores (zero
         masks a key; a bool tensor masks where False), or a prior. Shannon and Tsallis take any
         base and differentiate it; the others take masks.
     throw: raise `SolveError` if any row is not OK. By default read `status`.
     """
-    check_scores(scores, regularizer, dim)
+    check_scores(scores, dim)
+    regularizer = resolve_regularizer(regularizer)
     weights = None if base is not None else _weigh_rows(scores, regularizer, dim)
     if weights is None:
         solution = solve_fully(scores, regularizer, base=base, dim=dim)
@@ -98,13 +101,9 @@ def _snapshot(regularizer: Regularizer) -> Regularizer:
     return mine
 
 
-def check_scores(scores: Tensor, regularizer: Regularizer, dim: int) -> None:
-    """Refuse what is no scores, no regulariser or no axis of them."""
+def check_scores(scores: Tensor, dim: int) -> None:
+    """Refuse what is no scores, or no axis of them."""
     check_tensor(scores, "scores")
-    if not isinstance(regularizer, Regularizer):
-        raise TypeError(
-            f"regularizer must be a Regularizer such as Tsallis(1.5), got {regularizer!r}"
-        )
     if scores.dtype not in _DTYPES or scores.layout != torch.strided:
         remedy = "take its real part" if scores.is_complex() else "call .float() and .to_dense()"
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Random inputs, each fixed by its seed, and certificates made wrong on purpose."""
+"""Random inputs, each fixed by its seed, and bounds made wrong on purpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fenchel.bounds import Certificate
+from fenchel.bounds import Bound
 
 F64 = torch.float64
 
@@ -20,6 +20,6 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(seed), dtype=F64)
 
 
-def shrunk(certificate: Certificate, factor: float = 0.9) -> Certificate:
-    """The same with a bound that is too small, where the certificate is tight."""
-    return replace(certificate, bound=factor * certificate.bound)
+def shrunk(bound: Bound, factor: float = 0.9) -> Bound:
+    """The same with a bound that is too small, where the true one is tight."""
+    return replace(bound, value=factor * bound.value)

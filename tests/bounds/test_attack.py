@@ -7,19 +7,20 @@ import torch
 
 from fenchel.bounds import (
     Ball,
-    Certificate,
+    Bound,
     Everywhere,
+    VectorMap,
     attack,
     layer_norm_lipschitz,
     query_lipschitz,
-    token_map,
+    token_map_lipschitz,
 )
-from fenchel.bounds.certificate import MapTrials
+from fenchel.bounds.maps import MapTrials
 from tests.bounds.draws import F64, generator, normal, shrunk
 
 
 def line(function, bound, domain=None):
-    return token_map("line", bound, function, (1, 1), domain or Everywhere())
+    return token_map_lipschitz("line", bound, VectorMap(function, (1, 1), domain or Everywhere()))
 
 
 def test_a_true_bound_holds_and_a_smaller_one_does_not():
@@ -36,9 +37,9 @@ def test_it_stops_at_the_first_that_exceeds():
 
 
 def test_the_witness_is_the_best_trial():
-    certificate = query_lipschitz(normal(6, 3), normal(6, 2, seed=1))
-    found = attack(certificate, 1000)
-    again = certificate.check(*found.witness)
+    bound = query_lipschitz(normal(6, 3), normal(6, 2, seed=1))
+    found = attack(bound, 1000)
+    again = bound.check(*found.witness)
     assert again.quotient == pytest.approx(found.observed, rel=1e-6)
     assert again.ratio == pytest.approx(found.ratio, rel=1e-6)
     assert found.tightness == pytest.approx(1 / found.ratio)
@@ -67,27 +68,27 @@ def test_it_climbs_to_a_narrow_peak():
 
 def test_it_finds_a_layer_norms_steepest_point():
     layer = torch.nn.LayerNorm(8, eps=1e-3, dtype=F64)
-    certificate = layer_norm_lipschitz(layer, 2, Everywhere())
-    assert attack(certificate, 3000).ratio > 0.98
-    assert not attack(shrunk(certificate), 3000).holds
+    bound = layer_norm_lipschitz(layer, 2, Everywhere())
+    assert attack(bound, 3000).ratio > 0.98
+    assert not attack(shrunk(bound), 3000).holds
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 def test_it_finds_the_norm_of_a_matrix(norm):
     """By aiming: steps alone do not find the one coordinate, or the signs, of many."""
     matrix = normal(60, 60)
-    trials = MapTrials(lambda x: x @ matrix.mT, torch.Size((60,)), Everywhere(), norm)
+    trials = MapTrials(VectorMap(lambda x: x @ matrix.mT, (60,), Everywhere(), norm))
     known = float(torch.linalg.matrix_norm(matrix, 2 if norm == 2 else norm))
-    certificate = Certificate("matrix", known, norm, (), trials)
-    assert attack(certificate, 2000).holds
-    assert not attack(shrunk(certificate), 2000).holds
+    bound = Bound("matrix", known, norm, (), trials)
+    assert attack(bound, 2000).holds
+    assert not attack(shrunk(bound), 2000).holds
 
 
 def test_it_repeats_itself_and_takes_another_seed():
-    certificate = line(torch.sin, 2.0)
-    one, same = attack(certificate, 300), attack(certificate, 300)
+    bound = line(torch.sin, 2.0)
+    one, same = attack(bound, 300), attack(bound, 300)
     assert one.observed == same.observed
-    other = attack(certificate, 300, generator=generator(7))
+    other = attack(bound, 300, generator=generator(7))
     assert not torch.equal(one.witness[0], other.witness[0])
 
 
@@ -141,8 +142,8 @@ def test_nothing_but_nan_is_no_attack(wrong):
 
 def test_rounding_of_large_outputs_is_no_violation():
     """Differences of outputs near 1e12 have no digits left at distances of 1e-5."""
-    trials = MapTrials(lambda x: 0.5 * x + 1e12, torch.Size((2,)), Everywhere())
-    assert attack(Certificate("far", 0.5, 2.0, (), trials), 1000).holds
+    trials = MapTrials(VectorMap(lambda x: 0.5 * x + 1e12, (2,), Everywhere()))
+    assert attack(Bound("far", 0.5, 2.0, (), trials), 1000).holds
 
 
 @pytest.mark.parametrize(("budget", "kind"), [(0, ValueError), (2.5, TypeError), (True, TypeError)])

@@ -36,18 +36,18 @@ def test_the_corrected_example_of_the_claims():
     """eps = exp(-2/50), top = exp(2/50), Lx = Ly = top / 50, D = 4, K = 1."""
     top, eps = math.exp(0.04), math.exp(-0.04)
     slope = top / 50
-    known = CLAIM.constants()
+    known = CLAIM.potential_bounds()
     assert known.log_least == pytest.approx(-0.04)
     assert known.log_most == pytest.approx(0.04)
     assert math.exp(known.log_query_slope) == pytest.approx(slope)
     assert CLAIM.diameter == 4
-    assert in_query(CLAIM).bound == pytest.approx(slope * 4 / (2 * eps))
-    assert in_measure(CLAIM).bound == pytest.approx((slope * 4 + top) / eps)
-    assert projection(CLAIM).bound == 1
+    assert in_query(CLAIM).value == pytest.approx(slope * 4 / (2 * eps))
+    assert in_measure(CLAIM).value == pytest.approx((slope * 4 + top) / eps)
+    assert projection(CLAIM).value == 1
     whole = ((slope / 2 + slope) * 4 + top) / eps
-    assert attention(CLAIM).bound == pytest.approx(whole)
-    assert attention_query(CLAIM).bound == pytest.approx(math.sqrt(2) * slope * 2 / eps)
-    assert neighbourhood(CLAIM).bound == pytest.approx((slope * 4 + top) / eps)
+    assert attention(CLAIM).value == pytest.approx(whole)
+    assert attention_query(CLAIM).value == pytest.approx(math.sqrt(2) * slope * 2 / eps)
+    assert neighbourhood(CLAIM).value == pytest.approx((slope * 4 + top) / eps)
 
 
 def test_the_printed_bound_of_the_claims_is_below_the_truth():
@@ -61,17 +61,17 @@ def test_the_printed_bound_of_the_claims_is_below_the_truth():
     assert found.holds
 
 
-def test_the_hypothesis_of_the_fixed_point_can_be_certified():
+def test_the_hypothesis_of_the_fixed_point_can_be_proved():
     """M-P26: lookup x / 2 and a feed-forward of slope 1/2: tau(T) <= .303 < 1."""
     step = attention(CLAIM, torch.eye(2) / 2)
-    assert 0.5 * step.bound == pytest.approx(0.303, abs=5e-4)
+    assert 0.5 * step.value == pytest.approx(0.303, abs=5e-4)
 
 
 def test_a_constant_potential_contracts_nothing():
     """Psi_G is the identity: the term with the size of G stays (M-P19b lost it)."""
     flat = Setting(Dot(1e9), Ball(1.0), 2, 3)
-    assert in_measure(flat).bound == pytest.approx(1)
-    assert in_query(flat).bound < 1e-8
+    assert in_measure(flat).value == pytest.approx(1)
+    assert in_query(flat).value < 1e-8
     assert attack(in_measure(flat), 400).ratio == pytest.approx(1, rel=1e-6)
     assert not attack(shrunk(in_measure(flat)), 400).holds
 
@@ -109,7 +109,7 @@ def test_potentials_of_your_own_need_their_bounds():
         in_query(Setting(own, Box(1.0), 2))
     known = PotentialBounds(-0.4, 0.0, math.log(0.1), math.log(0.1))
     setting = Setting(own, Box(1.0), 2, 3, known)
-    assert in_query(setting).bound == pytest.approx(0.1 * 4 / 2 * math.exp(0.4))
+    assert in_query(setting).value == pytest.approx(0.1 * 4 / 2 * math.exp(0.4))
     for make in (in_query, in_measure, attention, neighbourhood):
         assert attack(make(setting), 200).holds
 
@@ -126,41 +126,41 @@ def test_nothing_exceeds_the_corrected_constants(make, potential, dim):
 
 
 def test_the_projection_is_exact():
-    certificate = projection(CLAIM)
-    assert attack(certificate, 400).ratio == pytest.approx(1, rel=1e-9)
-    assert not attack(shrunk(certificate), 400).holds
+    bound = projection(CLAIM)
+    assert attack(bound, 400).ratio == pytest.approx(1, rel=1e-9)
+    assert not attack(shrunk(bound), 400).holds
 
 
 def test_the_constant_one_half_is_sharp():
     """M-P19a: two points at the ends, equal weights, a potential of small relative slope."""
     setting = Setting(Dot(1e4), Box(1.0), 1, 2)
-    certificate = in_query(setting)
-    assert attack(certificate, 600).ratio > 0.99
-    assert not attack(shrunk(certificate), 600).holds
+    bound = in_query(setting)
+    assert attack(bound, 600).ratio > 0.99
+    assert not attack(shrunk(bound), 600).holds
 
 
 @pytest.mark.parametrize("make", [attention, attention_query, neighbourhood], ids=name)
 def test_the_lookup_enters_by_its_l1_norm(make):
     value = normal(3, 2)
     steep = float(torch.linalg.matrix_norm(value, 1))
-    assert make(CLAIM, value).bound == pytest.approx(steep * make(CLAIM).bound)
+    assert make(CLAIM, value).value == pytest.approx(steep * make(CLAIM).value)
     assert attack(make(CLAIM, value), 200).holds
     still = make(CLAIM, 0 * value)
-    assert still.bound == 0
+    assert still.value == 0
     assert attack(still, 100).ratio == 0
 
 
 def test_the_identity_lookup_keeps_diracs_apart():
     """tau(A) >= K always: so no attention with the identity contracts."""
     for setting in (CLAIM, Setting(Dot(0.7), Ball(1.0), 2, 3)):
-        assert attention(setting).bound >= 1
+        assert attention(setting).value >= 1
 
 
 def test_bounds_that_overflow_are_infinite():
     huge = Setting(Dot(1e-3), Ball(10.0), 4, 3)
     for make in (in_query, in_measure, attention, neighbourhood):
-        assert make(huge).bound == math.inf
-    assert attention(huge, torch.zeros(4, 4)).bound == 0
+        assert make(huge).value == math.inf
+    assert attention(huge, torch.zeros(4, 4)).value == 0
     assert attack(in_query(huge), 100).holds
 
 

@@ -136,9 +136,9 @@ def test_float32():
     assert single.value == pytest.approx(local_lipschitz(function, x).value, rel=1e-5)
 
 
-def test_every_certificate_exceeds_it():
+def test_every_bound_exceeds_it():
     made = gaussian_attention_lipschitz(torch.eye(2), torch.eye(2), 5)
-    assert local_lipschitz(made.trials.function, normal(5, 2)).value <= made.bound
+    assert local_lipschitz(made.trials.map.function, normal(5, 2)).value <= made.value
 
 
 def test_bad_input():
@@ -171,3 +171,12 @@ def test_torchs_own_attention_has_a_local_constant():
     found = local_lipschitz(function, x)
     assert abs(found.value - wanted) <= 1e-8 * wanted
     assert not found.direction.requires_grad
+
+
+@pytest.mark.parametrize("norm", [1, math.inf])
+@pytest.mark.parametrize(
+    "setting", [{"tolerance": 1e-3}, {"max_products": 9}, {"generator": generator(1)}], ids=str
+)
+def test_a_sum_takes_no_settings_of_a_search(norm, setting):
+    with pytest.raises(ValueError, match=f"{next(iter(setting))} belong to the search for norm 2"):
+        local_lipschitz(torch.sin, normal(3), norm, **setting)

@@ -48,19 +48,19 @@ def settings(count):
 def test_dropped_against_all_subsets():
     for scores, values, count in settings(120):
         truth = brute_force(scores, values, range(count + 1))
-        assert truth <= dropped(scores, values, count).bound * (1 + 1e-9) + 1e-14
+        assert truth <= dropped(scores, values, count).value * (1 + 1e-9) + 1e-14
 
 
 def test_one_dropped_is_exact():
     for scores, values, _ in settings(120):
         truth = brute_force(scores, values, [0, 1])
-        assert dropped(scores, values, 1).bound == pytest.approx(truth, rel=1e-9, abs=1e-14)
+        assert dropped(scores, values, 1).value == pytest.approx(truth, rel=1e-9, abs=1e-14)
 
 
 def test_subsampled_against_all_subsets():
     for scores, values, kept in settings(60):
         truth = brute_force(scores, values, [len(scores) - kept])
-        assert truth <= subsampled(scores, values, kept).bound * (1 + 1e-9) + 1e-14
+        assert truth <= subsampled(scores, values, kept).value * (1 + 1e-9) + 1e-14
 
 
 def test_dinkelbach_against_all_subsets():
@@ -74,7 +74,7 @@ def test_dinkelbach_against_all_subsets():
             keep = [i for i in range(len(p)) if i not in gone]
             top = max(top, float((p * away)[list(gone)].sum() / p[keep].sum()))
         known = min(top, float(away.max()))
-        assert dropped(scores, values, count).bound == pytest.approx(known, rel=1e-9, abs=1e-14)
+        assert dropped(scores, values, count).value == pytest.approx(known, rel=1e-9, abs=1e-14)
 
 
 def test_a_token_with_nearly_all_weight():
@@ -84,7 +84,7 @@ def test_a_token_with_nearly_all_weight():
         values = torch.tensor([[1 / 3], [1.7]], dtype=F64)
         weight = 1 / (1 + math.exp(-min(gap, 700)))
         truth = (1.7 - 1 / 3) * weight
-        assert dropped(scores, values, 1).bound == pytest.approx(truth, rel=1e-13)
+        assert dropped(scores, values, 1).value == pytest.approx(truth, rel=1e-13)
 
 
 def test_no_weight_left():
@@ -92,8 +92,8 @@ def test_no_weight_left():
     scores = torch.tensor([0.0, -800.0, -900.0], dtype=F64)
     values = torch.tensor([[0.0], [1.0], [3.0]], dtype=F64)
     assert brute_force(scores, values, [1, 2]) == 3
-    assert dropped(scores, values, 1).bound == 3  # true: 1
-    assert dropped(scores, values, 2).bound == 3
+    assert dropped(scores, values, 1).value == 3  # true: 1
+    assert dropped(scores, values, 2).value == 3
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -108,14 +108,14 @@ def test_added_against_random_tokens(count):
                 joined = torch.cat([scores, torch.full((count,), score, dtype=F64)])
                 moved = joined.softmax(-1) @ torch.cat([values, new]) - output
                 top = max(top, float(moved.norm()))
-        assert 0.98 * made.bound <= top <= made.bound * (1 + 1e-12)
+        assert 0.98 * made.value <= top <= made.value * (1 + 1e-12)
 
 
 def test_replaced_against_all_subsets():
     for seed in range(10):
         scores, values = 2 * normal(5, seed=seed), normal(5, 1, seed=seed + 50)
         for count in (1, 2, 5):
-            made = replaced(scores, values, count, largest_score=1.0, radius=1.5).bound
+            made = replaced(scores, values, count, largest_score=1.0, radius=1.5).value
             output, top = scores.softmax(-1) @ values, 0.0
             for gone in itertools.combinations(range(5), count):
                 for end, score in itertools.product((-1.5, 1.5), (-3.0, 1.0)):
@@ -131,7 +131,7 @@ def test_new_tokens_may_have_no_weight():
     """New values at the output itself only hold it back: most moves with none of them."""
     values = torch.tensor([[1.0], [-1.0], [0.0], [0.0]])
     made = replaced(torch.zeros(4), values, 1, largest_score=5.0, radius=0.0)
-    assert made.bound == pytest.approx(1 / 3)
+    assert made.value == pytest.approx(1 / 3)
 
 
 def test_all_replaced_by_tokens_of_tiny_scores():
@@ -139,21 +139,21 @@ def test_all_replaced_by_tokens_of_tiny_scores():
     scores, values = torch.zeros(2), torch.tensor([[0.0], [0.1]])
     for largest in (-10.0, -700.0, -800.0, -1e6):
         made = replaced(scores, values, 2, largest_score=largest, radius=100.0)
-        assert made.bound == pytest.approx(100.05)
+        assert made.value == pytest.approx(100.05)
     peaked = torch.tensor([0.0, -1000.0])
     made = replaced(peaked, values, 1, largest_score=-900.0, radius=100.0)
-    assert made.bound == pytest.approx(100.0)
+    assert made.value == pytest.approx(100.0)
 
 
 def test_a_new_token_that_takes_all():
     made = added(torch.zeros(3), normal(3, 2), 1, largest_score=1e6, radius=5.0)
     output = normal(3, 2).mean(0)
-    assert made.bound == pytest.approx(5 + float(output.norm()))
+    assert made.value == pytest.approx(5 + float(output.norm()))
 
 
 def test_tiny_scores_add_nothing():
     made = added(torch.zeros(3), normal(3, 2), 1, largest_score=-1e6, radius=5.0)
-    assert made.bound < 1e-290
+    assert made.value < 1e-290
 
 
 def test_batched_bounds_equal_single_ones():
@@ -170,20 +170,20 @@ def test_batched_bounds_equal_single_ones():
 
 def test_a_bound_of_nine_tenths_is_refuted():
     scores, values = normal(10), normal(10, 3, seed=1)
-    for certificate in (
+    for bound in (
         dropped(scores, values, 1),
         added(scores, values, 2, largest_score=1.0, radius=2.0),
         replaced(scores, values, 10, largest_score=1.0, radius=9.0),
     ):
-        assert attack(certificate, 1000).holds
-        assert not attack(shrunk(certificate), 1000).holds
+        assert attack(bound, 1000).holds
+        assert not attack(shrunk(bound), 1000).holds
 
 
 def test_equal_values_do_not_move():
     values = torch.full((9, 3), 0.1)
-    for certificate in (dropped(normal(9), values, 2), subsampled(normal(9), normal(9, 3), 9)):
-        assert certificate.bound == 0
-        assert attack(certificate, 200).ratio == 0
+    for bound in (dropped(normal(9), values, 2), subsampled(normal(9), normal(9, 3), 9)):
+        assert bound.value == 0
+        assert attack(bound, 200).ratio == 0
 
 
 def test_check_of_a_choice():
@@ -196,12 +196,12 @@ def test_check_of_a_choice():
     assert made.check(ranks.flip(0), *nothing).quotient == pytest.approx(1 / 3 - 1 / 4)
 
 
-def test_check_refuses_new_tokens_that_are_not_certified():
+def test_check_refuses_new_tokens_that_the_bound_is_not_for():
     made = added(torch.zeros(3), normal(3, 2), 1, largest_score=0.0, radius=1.0)
     ranks, mark = torch.zeros(3, dtype=F64), torch.zeros(1, dtype=F64)
     assert made.check(ranks, mark, torch.tensor([[0.6, 0.8]], dtype=F64)).holds
     for wrong in ((mark, torch.tensor([[3.0, 4.0]])), (mark + 1, torch.zeros(1, 2))):
-        with pytest.raises(ValueError, match="outside of what is certified"):
+        with pytest.raises(ValueError, match="outside of what the bound is for"):
             made.check(ranks, *(x.double() for x in wrong))
 
 

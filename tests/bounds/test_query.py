@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel.bounds import attack, query_bound, query_lipschitz
+from fenchel.bounds import LongestToken, attack, query_bound, query_lipschitz
 from fenchel.bounds.query import DUAL, _near, _scatter_bound, distances
 from tests.bounds.draws import F64, generator, normal, shrunk
 
@@ -39,10 +39,10 @@ def simplex(count, n, seed=0):
 def test_two_keys_are_exact(norm):
     """At equal weights the Jacobian is (v1 - v2)(k1 - k2)' / 4 tau."""
     keys, values = normal(2, 3), normal(2, 4, seed=1)
-    certificate = query_lipschitz(keys, values, fl.Shannon(0.7), norm=norm)
+    bound = query_lipschitz(keys, values, fl.Shannon(0.7), norm=norm)
     jacobian = torch.outer(values[0] - values[1], keys[0] - keys[1]) / (4 * 0.7)
-    assert certificate.bound == pytest.approx(float(jacobian_norm(jacobian, norm)), rel=1e-14)
-    found = attack(certificate, 400)
+    assert bound.value == pytest.approx(float(jacobian_norm(jacobian, norm)), rel=1e-14)
+    found = attack(bound, 400)
     assert found.ratio == pytest.approx(1, abs=1e-9)
     assert found.holds
 
@@ -51,20 +51,20 @@ def test_two_keys_are_exact(norm):
 def test_two_keys_are_exact_for_tsallis(alpha):
     """r reaches 2^(alpha - 1) at equal weights."""
     keys, values = normal(2, 3), normal(2, 4, seed=1)
-    certificate = query_lipschitz(keys, values, fl.Tsallis(alpha, 0.7))
+    bound = query_lipschitz(keys, values, fl.Tsallis(alpha, 0.7))
     product = float((keys[0] - keys[1]).norm() * (values[0] - values[1]).norm())
-    assert certificate.bound == pytest.approx(2 ** (alpha - 1) * product / 2.8, rel=1e-14)
-    assert attack(certificate, 600).ratio == pytest.approx(1, abs=1e-8)
-    assert not attack(shrunk(certificate), 600).holds
+    assert bound.value == pytest.approx(2 ** (alpha - 1) * product / 2.8, rel=1e-14)
+    assert attack(bound, 600).ratio == pytest.approx(1, abs=1e-8)
+    assert not attack(shrunk(bound), 600).holds
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("n", [2, 8])
 def test_a_bound_of_nine_tenths_is_refuted(norm, n):
     """Eight keys in R^6: every pair is an edge of the hull, where the bound is attained."""
-    certificate = query_lipschitz(normal(n, 6), normal(n, 4, seed=1), norm=norm)
-    assert attack(certificate, 600).holds
-    assert not attack(shrunk(certificate), 600).holds
+    bound = query_lipschitz(normal(n, 6), normal(n, 4, seed=1), norm=norm)
+    assert attack(bound, 600).holds
+    assert not attack(shrunk(bound), 600).holds
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -199,9 +199,9 @@ def test_equal_keys_equal_values_and_one_key(regularizer):
         (normal(5, 2), same),
         (normal(1, 2), normal(1, 3)),
     ):
-        certificate = query_lipschitz(keys, values, regularizer)
-        assert certificate.bound == 0
-        assert attack(certificate, 200).ratio == 0
+        bound = query_lipschitz(keys, values, regularizer)
+        assert bound.value == 0
+        assert attack(bound, 200).ratio == 0
 
 
 @pytest.mark.parametrize("keys_too", [False, True])
@@ -229,7 +229,7 @@ def test_a_ball_is_at_most_the_whole_space(radius):
     keys, values, around = normal(12, 3), normal(12, 4, seed=1), normal(3, seed=2)
     whole = query_lipschitz(keys, values)
     ball = query_lipschitz(keys, values, around=around, radius=radius)
-    assert ball.bound <= whole.bound
+    assert ball.value <= whole.value
     assert attack(ball, 600).holds
 
 
@@ -238,8 +238,8 @@ def test_a_small_ball_is_the_norm_at_its_centre():
     jacobian = torch.func.jacrev(lambda q: (q @ keys.mT / 2).softmax(-1) @ values)(around)
     here = float(torch.linalg.matrix_norm(jacobian, 2))
     small = query_lipschitz(keys, values, fl.Shannon(2.0), around=around, radius=1e-9)
-    assert small.bound == pytest.approx(here, rel=1e-6)
-    assert small.bound >= here
+    assert small.value == pytest.approx(here, rel=1e-6)
+    assert small.value >= here
     assert not attack(shrunk(small), 300).holds
 
 
@@ -264,10 +264,10 @@ def test_what_a_ball_adds_is_needed():
     ball = query_lipschitz(keys, keys, around=around, radius=radius)
     share = around.sigmoid()
     here = float(share * (1 - share))
-    added = ball.bound - here
+    added = ball.value - here
     assert added == pytest.approx(radius / (2 * math.sqrt(12)))
     most = 1 + 0.6 * added / here  # of the norm at the centre
-    assert not attack(shrunk(ball, most * here / ball.bound), 1000).holds
+    assert not attack(shrunk(ball, most * here / ball.value), 1000).holds
     assert attack(ball, 1000).holds
 
 
@@ -284,8 +284,8 @@ def test_a_fourth_central_moment_is_at_most_a_twelfth():
 def test_a_ball_far_away_needs_no_more_than_its_own_form():
     keys = torch.tensor([[0.0], [8.0]], dtype=F64)
     ball = query_lipschitz(keys, keys, around=torch.tensor([5.0]), radius=1e-3)
-    assert ball.bound == pytest.approx(_near(keys, keys, fl.Shannon(), ball.trials.domain))
-    assert ball.bound < 0.05 * query_lipschitz(keys, keys).bound
+    assert ball.value == pytest.approx(_near(keys, keys, fl.Shannon(), ball.trials.map.domain))
+    assert ball.value < 0.05 * query_lipschitz(keys, keys).value
 
 
 # ---- many sets at once
@@ -298,11 +298,11 @@ def test_batched_bounds_equal_single_ones(regularizer, norm):
     many = query_bound(keys, values, regularizer, norm)
     assert many.shape == (2, 3)
     for i, j in itertools.product(range(2), range(3)):
-        one = query_lipschitz(keys[i, j], values[i, j], regularizer, norm=norm).bound
+        one = query_lipschitz(keys[i, j], values[i, j], regularizer, norm=norm).value
         assert float(many[i, j]) == pytest.approx(one, rel=1e-12)
 
 
-def test_float32_is_certified_in_float64():
+def test_float32_is_bounded_in_float64():
     keys, values = normal(5, 4).float(), normal(5, 2, seed=1).float()
     assert query_bound(keys, values).dtype == F64
     assert float(query_bound(keys, values)) == float(query_bound(keys.double(), values.double()))
@@ -335,12 +335,25 @@ def test_other_regularizers_are_refused(regularizer):
         query_lipschitz(normal(3, 2), normal(3, 2), regularizer)
 
 
+def test_a_module_that_makes_a_regularizer_is_taken():
+    """One head has one alpha; several are bounded one by one."""
+    keys, values = normal(5, 3), normal(5, 2, seed=1)
+    learned = fl.nn.LearnedTsallis(1, init=1.25)
+    expected = query_lipschitz(keys, values, fl.Tsallis(learned.alpha.item()))
+    made = query_lipschitz(keys, values, learned)
+    assert made.value == expected.value
+    assert float(query_bound(keys, values, learned)) == expected.value
+    assert attack(made, 600).ratio == attack(expected, 600).ratio
+    with pytest.raises(TypeError, match="head by head"):
+        query_lipschitz(keys, values, fl.nn.LearnedTsallis(2))
+
+
 def test_a_temperature_for_each_head_is_refused():
     with pytest.raises(TypeError, match="must be numbers here, not tensors"):
         query_lipschitz(normal(3, 2), normal(3, 2), fl.Shannon(torch.ones(4, 1)))
 
 
-@pytest.mark.parametrize("norm", [3.0, "tokens", 0])
+@pytest.mark.parametrize("norm", [3.0, LongestToken(), 0])
 def test_other_norms_are_refused(norm):
     with pytest.raises(ValueError, match="norm must be 1, 2 or inf"):
         query_lipschitz(normal(3, 2), normal(3, 2), norm=norm)
@@ -356,7 +369,7 @@ def test_bad_input():
         query_lipschitz(good[:0], good[:0])
     with pytest.raises(ValueError, match="keys must be finite"):
         query_lipschitz(good * math.nan, good)
-    with pytest.raises(ValueError, match="one value a key is needed, got 3 keys, 2 values"):
+    with pytest.raises(ValueError, match="one value per key is needed, got 3 keys, 2 values"):
         query_lipschitz(good, good[:2])
     with pytest.raises(ValueError, match="do not fit"):
         query_bound(good, good[:1])  # would broadcast, and give zero

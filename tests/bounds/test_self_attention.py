@@ -7,6 +7,7 @@ import torch
 
 from fenchel.bounds import (
     Head,
+    LongestToken,
     attack,
     gaussian_attention_lipschitz,
     gaussian_constant,
@@ -15,16 +16,16 @@ from fenchel.bounds import (
 from fenchel.bounds.self_attention import lambert, spectral
 from tests.bounds.draws import F64, generator, normal, shrunk
 
-NORMS = [2.0, "tokens"]
+NORMS = [2.0, LongestToken()]
 ONE = torch.eye(1, dtype=F64)
 
 
-def worst(certificate, inputs):
+def worst(bound, inputs):
     """The largest norm of the dense Jacobian; for the longest token in d = 1, its row sums."""
     top = 0.0
     for x in inputs:
-        jacobian = torch.func.jacrev(certificate.trials.function)(x)
-        if certificate.norm == 2:
+        jacobian = torch.func.jacrev(bound.trials.map.function)(x)
+        if bound.norm == 2:
             flat = jacobian.reshape(jacobian.shape[:2].numel(), -1)
             top = max(top, float(torch.linalg.matrix_norm(flat, 2)))
         else:
@@ -58,9 +59,9 @@ def inside(x, radius):
 @pytest.mark.parametrize("n", [1, 2, 5, 24])
 def test_no_jacobian_exceeds_the_dot_bound(norm, tau, sign, n):
     head = Head(sign * ONE, ONE, ONE, tau, query_bias=torch.tensor([0.3], dtype=F64))
-    certificate = self_attention_lipschitz(head, n, 1.5, norm=norm)
+    bound = self_attention_lipschitz(head, n, 1.5, norm=norm)
     tokens = [inside(x, 1.5) for x in shapes(n, 1, 1.5)]
-    assert worst(certificate, tokens) <= certificate.bound
+    assert worst(bound, tokens) <= bound.value
 
 
 @pytest.mark.parametrize("n", [2, 24])
@@ -68,8 +69,8 @@ def test_no_jacobian_of_wide_heads_exceeds_the_dot_bound(n):
     for seed in range(4):
         parts = [normal(m, 4, seed=seed + m) for m in (3, 3, 2)]
         head = Head(parts[0], normal(3, 4, seed=9), parts[2], 0.7, query_bias=normal(3, seed=seed))
-        certificate = self_attention_lipschitz(head, n, 0.8)
-        assert worst(certificate, [inside(x, 0.8) for x in shapes(n, 4, 0.8)]) <= certificate.bound
+        bound = self_attention_lipschitz(head, n, 0.8)
+        assert worst(bound, [inside(x, 0.8) for x in shapes(n, 4, 0.8)]) <= bound.value
 
 
 def test_the_formula_of_the_dot_bound():
@@ -81,25 +82,25 @@ def test_the_formula_of_the_dot_bound():
     often = n / (1 + (n - 1) * math.exp(-2 * g * radius))
     size = torch.linalg.matrix_norm(value, 2)
     head = Head(query, key, value, tau, query_bias=bias)
-    for norm, many in ((2.0, often), ("tokens", 1.0)):
+    for norm, many in ((2.0, often), (LongestToken(), 1.0)):
         known = size * (math.sqrt(many * (1 + (g * radius) ** 2)) + form * radius**2 / tau)
-        made = self_attention_lipschitz(head, n, radius, norm=norm).bound
+        made = self_attention_lipschitz(head, n, radius, norm=norm).value
         assert made == pytest.approx(float(known), rel=1e-12)
 
 
 def test_even_weights_make_the_dot_bound_exact():
     head = Head(0 * ONE, ONE, 3 * ONE, 1.0)
     for norm in NORMS:
-        certificate = self_attention_lipschitz(head, 6, 1.0, norm=norm)
-        assert certificate.bound == pytest.approx(3)
-        assert attack(certificate, 1000).ratio == pytest.approx(1, rel=1e-9)
-        assert not attack(shrunk(certificate), 1000).holds
+        bound = self_attention_lipschitz(head, 6, 1.0, norm=norm)
+        assert bound.value == pytest.approx(3)
+        assert attack(bound, 1000).ratio == pytest.approx(1, rel=1e-9)
+        assert not attack(shrunk(bound), 1000).holds
 
 
 def test_the_attack_comes_near_for_the_longest_token():
-    certificate = self_attention_lipschitz(Head(ONE, ONE, ONE, 10.0), 2, 1.0, norm="tokens")
-    assert attack(certificate, 1000).ratio > 0.98
-    assert not attack(shrunk(certificate), 1000).holds
+    bound = self_attention_lipschitz(Head(ONE, ONE, ONE, 10.0), 2, 1.0, norm=LongestToken())
+    assert attack(bound, 1000).ratio > 0.98
+    assert not attack(shrunk(bound), 1000).holds
 
 
 def test_a_mask_may_exceed_the_bound_in_l2_but_not_for_the_longest_token():
@@ -108,7 +109,7 @@ def test_a_mask_may_exceed_the_bound_in_l2_but_not_for_the_longest_token():
     causal = torch.ones(n, n, dtype=F64).tril()
     causal = causal / causal.sum(-1, keepdim=True)
     still = Head(0 * ONE, ONE, ONE, 1.0)
-    assert self_attention_lipschitz(still, n, 1.0).bound == pytest.approx(1)
+    assert self_attention_lipschitz(still, n, 1.0).value == pytest.approx(1)
     assert float(torch.linalg.matrix_norm(causal, 2)) > 1.5
     assert float(causal.abs().sum(-1).max()) == pytest.approx(1)
     one_key = torch.zeros(n, n, dtype=F64)
@@ -134,8 +135,8 @@ def test_the_reach_is_a_length_that_no_output_exceeds(norm):
     made = self_attention_lipschitz(
         heads, 5, 2.0, output=normal(3, 4), output_bias=normal(3, seed=7), norm=norm
     )
-    x = made.trials.domain.sample(2000, torch.Size((5, 3)), 1.0, generator(0))
-    assert float(made.trials.function(x).norm(dim=-1).max()) <= made.trials.reach
+    x = made.trials.map.domain.sample(2000, torch.Size((5, 3)), 1.0, generator(0))
+    assert float(made.trials.map.function(x).norm(dim=-1).max()) <= made.trials.map.reach
 
 
 # ---- heads
@@ -148,7 +149,7 @@ def test_heads_are_joined_as_concatenation_and_projection():
     heads = [Head(query[s], key[s], value[s], math.sqrt(2)) for s in (slice(0, 2), slice(2, 4))]
     made = self_attention_lipschitz(heads, 5, 1.0, output=layer.out_proj.weight.detach())
     x = normal(3, 5, d)
-    torch.testing.assert_close(made.trials.function(x), layer(x, x, x)[0].detach())
+    torch.testing.assert_close(made.trials.map.function(x), layer(x, x, x)[0].detach())
     assert attack(made, 600).holds
 
 
@@ -156,24 +157,24 @@ def test_many_heads_cost_the_smaller_of_two_bounds():
     heads = [Head(ONE, ONE, ONE, 1.0)] * 4
     single = heads[0].bound(3, 1.0)
     joined = self_attention_lipschitz(heads, 3, 1.0)
-    assert joined.bound == pytest.approx(2 * single)
+    assert joined.value == pytest.approx(2 * single)
     # outputs that add up: |O| = 2 times 2 single, and the sum of 4: the same
     summed = self_attention_lipschitz(heads, 3, 1.0, output=torch.ones(1, 4))
-    assert summed.bound == pytest.approx(4 * single)
+    assert summed.value == pytest.approx(4 * single)
     # one head alone is used: then the sum is smaller
     first = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
-    assert self_attention_lipschitz(heads, 3, 1.0, output=first).bound == pytest.approx(single)
+    assert self_attention_lipschitz(heads, 3, 1.0, output=first).value == pytest.approx(single)
 
 
 def test_a_head_without_values_moves_nothing():
-    certificate = self_attention_lipschitz(Head(ONE, ONE, 0 * ONE, 1.0), 3, 1.0, output=ONE)
-    assert certificate.bound == 0
-    assert attack(certificate, 100).ratio == 0
+    bound = self_attention_lipschitz(Head(ONE, ONE, 0 * ONE, 1.0), 3, 1.0, output=ONE)
+    assert bound.value == 0
+    assert attack(bound, 100).ratio == 0
 
 
 def test_extreme_temperatures_do_not_overflow():
-    assert self_attention_lipschitz(Head(ONE, ONE, ONE, 1e-200), 4, 1.0).bound > 1e200
-    assert self_attention_lipschitz(Head(ONE, ONE, ONE, 1e200), 4, 1.0).bound == pytest.approx(1)
+    assert self_attention_lipschitz(Head(ONE, ONE, ONE, 1e-200), 4, 1.0).value > 1e200
+    assert self_attention_lipschitz(Head(ONE, ONE, ONE, 1e200), 4, 1.0).value == pytest.approx(1)
 
 
 # ---- distances
@@ -183,19 +184,21 @@ def test_extreme_temperatures_do_not_overflow():
 @pytest.mark.parametrize("tau", [1e-4, 1.0, 1e4])
 @pytest.mark.parametrize("n", [1, 2, 5, 24, 128])
 def test_no_jacobian_exceeds_the_gaussian_bound(norm, tau, n):
-    certificate = gaussian_attention_lipschitz(ONE, ONE, n, temperature=tau, norm=norm)
+    bound = gaussian_attention_lipschitz(ONE, ONE, n, temperature=tau, norm=norm)
     tokens = list(shapes(n, 1, math.sqrt(tau)))[: 16 if n < 128 else 6]
-    assert worst(certificate, tokens) <= certificate.bound
+    assert worst(bound, tokens) <= bound.value
 
 
 def test_the_gaussian_bound_does_not_depend_on_the_temperature():
     parts = normal(2, 3), normal(3, 2, seed=1)
     bounds = {
-        gaussian_attention_lipschitz(*parts, 9, temperature=t).bound for t in (1e-3, 1.0, 1e3)
+        gaussian_attention_lipschitz(*parts, 9, temperature=t).value for t in (1e-3, 1.0, 1e3)
     }
     assert len(bounds) == 1
     # as it should: scaling tokens by sqrt(tau) is the same map
-    maps = [gaussian_attention_lipschitz(*parts, 9, temperature=t).trials.function for t in (1, 4)]
+    maps = [
+        gaussian_attention_lipschitz(*parts, 9, temperature=t).trials.map.function for t in (1, 4)
+    ]
     x = normal(9, 3, seed=2)
     torch.testing.assert_close(2 * maps[0](x), maps[1](2 * x))
 
@@ -230,28 +233,28 @@ def test_column_sums_are_at_most_half_of_n_plus_one():
 
 
 def test_known_gaussian_constants():
-    assert gaussian_constant(1) == gaussian_constant(1, "tokens") == 1
-    assert gaussian_constant(2, "tokens") == pytest.approx(1 + 4 * 0.2784645427610738)
+    assert gaussian_constant(1) == gaussian_constant(1, LongestToken()) == 1
+    assert gaussian_constant(2, LongestToken()) == pytest.approx(1 + 4 * 0.2784645427610738)
     grown = [gaussian_constant(n) for n in (1, 2, 3, 10, 100, 1000)]
     assert grown == sorted(grown)
 
 
 def test_the_attack_refutes_a_gaussian_bound_at_six_tenths():
     """n = 2 reaches .685 of the l2 bound and .758 of the other."""
-    for norm, share in ((2.0, 0.68), ("tokens", 0.75)):
-        certificate = gaussian_attention_lipschitz(ONE, ONE, 2, norm=norm)
-        assert attack(shrunk(certificate, share + 0.02), 1500).holds
-        assert not attack(shrunk(certificate, share), 1500).holds
+    for norm, share in ((2.0, 0.68), (LongestToken(), 0.75)):
+        bound = gaussian_attention_lipschitz(ONE, ONE, 2, norm=norm)
+        assert attack(shrunk(bound, share + 0.02), 1500).holds
+        assert not attack(shrunk(bound, share), 1500).holds
 
 
 def test_projection_and_value_enter_by_their_norms():
     a, b = normal(2, 3), normal(4, 2, seed=1)
     known = gaussian_constant(6) * spectral(a) * spectral(b)
-    certificate = gaussian_attention_lipschitz(a, b, 6)
-    assert certificate.bound == pytest.approx(known)
-    assert attack(certificate, 600).holds
+    bound = gaussian_attention_lipschitz(a, b, 6)
+    assert bound.value == pytest.approx(known)
+    assert attack(bound, 600).holds
     still = gaussian_attention_lipschitz(0 * a, b, 6)
-    assert still.bound == 0
+    assert still.value == 0
     assert attack(still, 100).ratio == 0
 
 
@@ -269,15 +272,15 @@ def test_a_missing_radius_is_refused_with_the_remedy():
 
 def test_without_a_ball_dot_products_have_no_constant():
     """The reason for the refusal: slopes grow with the square of the tokens' size."""
-    certificate = self_attention_lipschitz(Head(ONE, ONE, ONE, 1.0), 3, 100.0)
-    steep = [worst(certificate, [torch.tensor([[0.0], [r], [-r]], dtype=F64)]) for r in (2, 8, 32)]
+    bound = self_attention_lipschitz(Head(ONE, ONE, ONE, 1.0), 3, 100.0)
+    steep = [worst(bound, [torch.tensor([[0.0], [r], [-r]], dtype=F64)]) for r in (2, 8, 32)]
     assert steep[1] > 10 * steep[0]
     assert steep[2] > 10 * steep[1]
 
 
-@pytest.mark.parametrize("norm", [1.0, math.inf, "token"])
+@pytest.mark.parametrize("norm", [1.0, math.inf, "tokens"])
 def test_other_norms_are_refused(norm):
-    with pytest.raises(ValueError, match="norm must be 2 or 'tokens'"):
+    with pytest.raises(ValueError, match=r"norm must be 2 or LongestToken\(\)"):
         self_attention_lipschitz(Head(ONE, ONE, ONE, 1.0), 3, 1.0, norm=norm)
     with pytest.raises(ValueError, match="norm must be 2 or 'tokens'"):
         gaussian_constant(3, norm)

@@ -93,10 +93,10 @@ def test_one_template_has_nothing_to_choose():
 # ---- layers and messages
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_padding_of_a_transport_layer_may_hold_anything(exact):
+@pytest.mark.parametrize("solver", [fl.nn.Exact(), fl.nn.FirstOrder()])
+def test_padding_of_a_transport_layer_may_hold_anything(solver):
     torch.manual_seed(0)
-    layer = fl.nn.TransportAttention(8, 2, exact=exact).double()
+    layer = fl.nn.TransportAttention(8, 2, solver=solver).double()
     query, templates = torch.randn(2, 3, 8, dtype=F64), torch.randn(2, 4, 8, dtype=F64)
     mask = torch.tensor([[False, False, False, True], [True, True, True, True]])
     wanted = layer(query, templates, key_padding_mask=mask)

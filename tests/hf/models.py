@@ -14,9 +14,9 @@ from transformers.utils import logging  # noqa: E402
 
 from fenchel import hf  # noqa: E402
 from fenchel.hf.registry import derived_name  # noqa: E402
-from fenchel.hf.translate import Attention, split_mask  # noqa: E402
+from fenchel.hf.translate import TranslatedAttention, split_mask  # noqa: E402
 
-__all__ = ["Attention", "derived_name", "hf", "split_mask", "transformers"]
+__all__ = ["TranslatedAttention", "derived_name", "hf", "split_mask", "transformers"]
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -158,12 +158,12 @@ def softmax_as_given(monkeypatch):
 def calls_of(monkeypatch):
     """The modules that reach our attention function, in order."""
     seen = []
-    original = Attention.__call__
+    original = TranslatedAttention.__call__
 
     def counted(self, module, *arguments, **others):
         seen.append(module)
         return original(self, module, *arguments, **others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Attention, "__call__", counted)
+        patch.setattr(TranslatedAttention, "__call__", counted)
         yield seen

@@ -8,7 +8,7 @@ from tests.hf.models import (
     DECODERS,
     IMPLEMENTATIONS,
     VOCABULARY,
-    Attention,
+    TranslatedAttention,
     inputs,
     logits,
     tiny,
@@ -66,7 +66,7 @@ def in_two_parts(model, ids):
 def test_attention_registered_without_its_mask_function_goes_wrong():
     """The mistake that `register` prevents: no mask reaches the attention, and nothing is said.
     A plain text survives by the module's flag; padding and continued texts do not."""
-    transformers.AttentionInterface.register("test:no-mask", Attention(Tsallis(1.5)))
+    transformers.AttentionInterface.register("test:no-mask", TranslatedAttention(Tsallis(1.5)))
     half, whole = tiny("llama", "test:no-mask"), tiny("llama", "fenchel:entmax15")
     ids, mask = tokens(length=9), torch.ones(2, 9)
     mask[:, 0] = 0

@@ -1,17 +1,24 @@
 """Layers of PreferenceAttention, their operands, and the same written out."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
-from fenchel.nn.preference import (
+from fenchel.nn import (
     ContentPreference,
+    Exact,
+    FirstOrder,
+    HeadForm,
     PositionPreference,
     PreferenceAttention,
+    SecondOrder,
 )
 
 WIDTH, TEMPLATE, HEADS, BATCH, QUERIES, TEMPLATES = 12, 10, 3, 2, 5, 7
-SOLUTIONS = ("first_order", "second_order", "exact")
-by_solution = pytest.mark.parametrize("solution", SOLUTIONS)
+SOLVERS = (FirstOrder(), SecondOrder(), Exact())
+FORM = frozenset(field.name for field in fields(HeadForm))
+by_solver = pytest.mark.parametrize("solver", SOLVERS)
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
@@ -26,12 +33,20 @@ def operands(dtype=torch.float64):
 def make(dtype=torch.float64, **options):
     """A layer in which no parameter is zero."""
     torch.manual_seed(0)
-    options = {"template_dim": TEMPLATE, **options}
-    layer = PreferenceAttention(WIDTH, HEADS, dtype=dtype, **options)
+    form = {name: options.pop(name) for name in FORM & options.keys()}
+    form = HeadForm(**{"template_dim": TEMPLATE, **form})
+    layer = PreferenceAttention(WIDTH, HEADS, form=form, **options).to(dtype)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return layer
+
+
+def called(layer, *operands, estimated, **masks):
+    """(output, the estimates behind it or None)"""
+    if estimated:
+        return layer.estimate(*operands, **masks)
+    return layer(*operands, **masks), None
 
 
 def both():

@@ -43,7 +43,7 @@ def test_scores_are_matched_by_their_moments(regularizer, family, alpha):
     torch.testing.assert_close(again, context, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("modes", [2, 4, fl.nn.Select(3, 5.0, start=fc.Regions())], ids=str)
+@pytest.mark.parametrize("modes", [2, 4, fl.nn.ModeSelection(3, 5.0, start=fc.Regions())], ids=str)
 @pytest.mark.parametrize("regularizer", [fl.Shannon(), fl.Tsallis(2.0), fl.Tsallis(1.5)], ids=str)
 def test_many_modes(modes, regularizer):
     features, scores = _inputs(36)
@@ -170,7 +170,7 @@ def test_the_transformer_layer_keeps_smooth_sequences():
         ),
         (lambda: fl.nn.ContinuousAttention2d((3, 3), modes=0), ValueError, ("modes", "0")),
         (
-            lambda: fl.nn.ContinuousAttention1d(modes=2, iterations=-1),
+            lambda: fl.nn.ContinuousAttention1d(modes=fl.nn.Modes(2, -1)),
             ValueError,
             ("iterations", "-1"),
         ),
@@ -441,7 +441,7 @@ def test_as_many_iterations_of_em_as_asked_for():
     scores = 2 * torch.randn(3, 36, dtype=torch.float64)
     weights, positions = scores.softmax(-1), fl.continuous.cell_centers(6, 6)
     for iterations in (0, 3):
-        layer = fl.nn.ContinuousAttention2d((6, 6), functions=4, modes=2, iterations=iterations)
+        layer = fl.nn.ContinuousAttention2d((6, 6), functions=4, modes=fl.nn.Modes(2, iterations))
         found = layer.double().density(scores, (6, 6))
         wanted = fl.continuous.fit_mixture(weights, positions, 2, iterations=iterations)
         torch.testing.assert_close(found.components.mean, wanted.components.mean)

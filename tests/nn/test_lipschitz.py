@@ -1,4 +1,4 @@
-"""Layers with certified constants: they survive training and an attack, and an attack finds a
+"""Layers with a Lipschitz bound: they survive training and an attack, and an attack finds a
 normalisation that is wrong."""
 
 import copy
@@ -39,7 +39,7 @@ def make(form=FORMS[0], constant=1.0, dtype=torch.float64, width=WIDTH, heads=HE
     return layer
 
 
-def bound(layer, tokens):
+def weights_bound(layer, tokens):
     """Of the weights as they are, before anything is divided."""
     return float(layer.heads.bound(layer.output.detach(), [tokens]).detach())
 
@@ -66,10 +66,10 @@ def trained(layer, steps, tokens=TOKENS, rate=1e-2):
 @by_form
 def test_the_constant_holds_after_training(form):
     layer = trained(make(form, 0.8, torch.float32), steps=500)
-    assert bound(layer, TOKENS) > 0.8  # the weights ask for more
-    certificate = layer.certificate(TOKENS)
-    assert certificate.bound == 0.8
-    found = bounds.attack(certificate, budget=5000)
+    assert weights_bound(layer, TOKENS) > 0.8  # the weights ask for more
+    bound = layer.bound(TOKENS)
+    assert bound.value == 0.8
+    found = bounds.attack(bound, budget=5000)
     assert found.holds
     assert found.ratio <= 1
     assert found.ratio > 0.25, "the bound says little"
@@ -84,7 +84,7 @@ def test_the_constant_holds_after_every_step_even_of_a_wild_optimizer(form):
         optimizer.zero_grad()
         layer(x).square().sum().neg().backward()
         optimizer.step()
-        found = bounds.attack(layer.certificate(TOKENS), budget=1500)
+        found = bounds.attack(layer.bound(TOKENS), budget=1500)
         assert found.observed <= 0.5
 
 
@@ -92,36 +92,36 @@ def test_the_constant_holds_after_every_step_even_of_a_wild_optimizer(form):
 def test_an_attack_finds_a_wrong_normalisation(form, monkeypatch):
     """The largest entry of a matrix in place of its norm."""
     layer = make(form)
-    assert bounds.attack(layer.certificate(TOKENS), budget=3000).holds
+    assert bounds.attack(layer.bound(TOKENS), budget=3000).holds
     monkeypatch.setattr(formulas, "_spectral", lambda m: m.abs().amax((-2, -1)) / WIDTH)
-    assert not bounds.attack(layer.certificate(TOKENS), budget=3000).holds
+    assert not bounds.attack(layer.bound(TOKENS), budget=3000).holds
 
 
 def test_an_attack_finds_that_the_number_of_tokens_was_forgotten(monkeypatch):
     layer = make()
     monkeypatch.setattr(formulas, "gaussian_constant", lambda n: 1.0)
-    assert not bounds.attack(layer.certificate(TOKENS), budget=3000).holds
+    assert not bounds.attack(layer.bound(TOKENS), budget=3000).holds
 
 
 def test_an_attack_finds_that_the_output_was_not_divided(monkeypatch):
     for form in FORMS:
         layer = make(form)
-        layer.constant = bound(layer, TOKENS) / 20
-        assert bounds.attack(layer.certificate(TOKENS), budget=3000).holds
+        layer.constant = weights_bound(layer, TOKENS) / 20
+        assert bounds.attack(layer.bound(TOKENS), budget=3000).holds
         monkeypatch.setattr(module, "shrinking", lambda bounds, constant: torch.ones_like(bounds))
-        assert not bounds.attack(layer.certificate(TOKENS), budget=3000).holds
+        assert not bounds.attack(layer.bound(TOKENS), budget=3000).holds
         monkeypatch.undo()
 
 
 @by_form
 def test_weights_that_need_less_are_left_as_they_are(form):
     layer = make(form, constant=1e6)
-    certificate = layer.certificate(TOKENS)
-    assert certificate.bound < 1e3
+    bound = layer.bound(TOKENS)
+    assert bound.value < 1e3
     frozen = torch.ones(1, 1, 1, dtype=torch.float64)
     x = draw(BATCH, TOKENS, WIDTH)
     torch.testing.assert_close(layer(x), layer._mapped(x, None, frozen))
-    assert bounds.attack(certificate, budget=2000).holds
+    assert bounds.attack(bound, budget=2000).holds
 
 
 @by_form
@@ -129,15 +129,15 @@ def test_the_function_that_is_attacked_is_the_layer(form):
     for dtype in (torch.float64, torch.float32):
         layer = make(form, dtype=dtype)
         x = draw(BATCH, TOKENS, WIDTH)
-        made = layer.certificate(TOKENS).trials.function(x)
+        made = layer.bound(TOKENS).trials.map.function(x)
         torch.testing.assert_close(made.to(dtype), layer(x.to(dtype)))
 
 
-def test_bounds_are_those_of_the_certificates():
+def test_constants_are_those_of_the_bounds():
     gaussian = make(heads=1)
-    norm = bound(gaussian, TOKENS)
+    norm = weights_bound(gaussian, TOKENS)
     expected = gaussian_attention_lipschitz(gaussian.heads.projection, gaussian.output, TOKENS)
-    assert norm == pytest.approx(expected.bound, rel=1e-12)
+    assert norm == pytest.approx(expected.value, rel=1e-12)
     layer = make(FORMS[1])
     parts = (
         m.unflatten(0, (HEADS, -1)).detach()
@@ -146,7 +146,7 @@ def test_bounds_are_those_of_the_certificates():
     heads = [Head(*three, layer.heads.temperature) for three in zip(*parts, strict=True)]
     for tokens in (1, 2, 50):
         dot = self_attention_lipschitz(heads, tokens, 2.0, output=layer.output.detach())
-        assert bound(layer, tokens) == pytest.approx(dot.bound)
+        assert weights_bound(layer, tokens) == pytest.approx(dot.value)
 
 
 def test_heads_that_look_at_orthogonal_parts_cost_no_more_than_one():
@@ -160,7 +160,7 @@ def test_feed_forward_keeps_its_constant():
     torch.manual_seed(0)
     for activation in (None, torch.nn.ReLU()):
         layer = LipschitzFeedForward(WIDTH, constant=0.7, activation=activation)
-        found = bounds.attack(layer.certificate(3), budget=2000)
+        found = bounds.attack(layer.bound(3), budget=2000)
         assert found.holds
         assert found.ratio > 0.3
     with pytest.raises(TypeError, match=r"GELU's and SiLU's reach 1\.13"):
@@ -173,7 +173,7 @@ def test_feed_forward_keeps_its_constant():
 def test_against_a_loop():
     layer = make(bias=True)
     x = draw(BATCH, TOKENS, WIDTH)
-    scale = 1 / bound(layer, TOKENS)
+    scale = 1 / weights_bound(layer, TOKENS)
     expected = torch.zeros_like(x)
     size = WIDTH // HEADS
     for b in range(BATCH):
@@ -192,7 +192,7 @@ def test_dot_products_of_short_tokens_are_torchs_attention():
     names = (layer.heads.query, layer.heads.key, layer.heads.value)
     q, k, v = ((x @ m.T).unflatten(-1, (HEADS, -1)).transpose(1, 2) for m in names)
     heads = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    scale = 1 / bound(layer, TOKENS)
+    scale = 1 / weights_bound(layer, TOKENS)
     torch.testing.assert_close(layer(x), scale * heads @ layer.output.T + layer.bias)
     assert (layer(2 * x) - layer(x)).abs().max() > 1e-3
     torch.testing.assert_close(layer(1e3 * x), layer(1e4 * x))  # beyond the ball length is lost
@@ -250,7 +250,7 @@ def test_shapes_and_precisions(form):
     assert layer(torch.zeros(2, 0, WIDTH)).shape == (2, 0, WIDTH)
     single = layer(torch.ones(1, 1, WIDTH))
     assert single.isfinite().all()
-    assert layer.certificate(1).bound <= 1
+    assert layer.bound(1).value <= 1
     x = draw(BATCH, WIDTH, TOKENS, dtype=torch.float32).mT
     assert not x.is_contiguous()
     torch.testing.assert_close(layer(x), layer(x.contiguous()))
@@ -336,7 +336,7 @@ def test_messages():
         with pytest.raises(TypeError, match=rf"use layer\(x\).* instead of {len(tensors)} tensors"):
             layer(*tensors)
     with pytest.raises(ValueError, match="tokens must be >= 1, got 0"):
-        layer.certificate(0)
+        layer.bound(0)
 
 
 def test_examples():

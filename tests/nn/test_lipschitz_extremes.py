@@ -1,4 +1,4 @@
-"""Layers with certified constants, of weights and inputs that no one would choose: factors that
+"""Layers with a Lipschitz bound, of weights and inputs that no one would choose: factors that
 cancel, numbers near the ends of float32, zeros, second derivatives, old state dicts."""
 
 import math
@@ -38,7 +38,7 @@ def cancelling(value, output, constant, radius=1.0, dtype=torch.float32):
     return layer
 
 
-# ---- certificates
+# ---- bounds
 
 
 VALUE = torch.tensor([[7461.19091796875, 6194.0029296875], [7461.19140625, 6194.00390625]])
@@ -49,9 +49,9 @@ OUTPUT = torch.tensor(
 
 def test_factors_that_cancel_do_not_hide_the_constant():
     layer = cancelling(VALUE, OUTPUT, 0.9)
-    certificate = layer.certificate(2)
-    assert certificate.bound == 0.9
-    found = bounds.attack(certificate, budget=300)
+    bound = layer.bound(2)
+    assert bound.value == 0.9
+    found = bounds.attack(bound, budget=300)
     assert found.holds
     assert found.observed > 0
     raw = float(layer.heads.bound(layer.output.detach(), [1]).detach())
@@ -90,9 +90,9 @@ def test_products_of_norms_are_never_below_the_product_in_exact_arithmetic(dtype
 def test_weights_of_any_size(form, scale):
     layer = make(form, scale=scale, bias=False)
     x = draw(2, 5, 8)
-    certificate = layer.certificate(5)
-    assert 0 < certificate.bound <= 0.9
-    found = bounds.attack(certificate, budget=300)
+    bound = layer.bound(5)
+    assert 0 < bound.value <= 0.9
+    found = bounds.attack(bound, budget=300)
     assert found.holds
     assert 0 < found.ratio <= 1
     made = layer(x)
@@ -156,7 +156,7 @@ def test_the_whole_range_of_the_settings_works(value):
         assert made.isfinite().all()
         assert x.grad.isfinite().all()
         assert all(p.grad.isfinite().all() for p in layer.parameters())
-        assert 0 < layer.certificate(3).bound <= layer.constant
+        assert 0 < layer.bound(3).value <= layer.constant
 
 
 def test_settings_out_of_range_are_refused():

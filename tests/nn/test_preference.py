@@ -11,10 +11,13 @@ from torch.nn import functional as F
 import fenchel.nn as fnn
 from fenchel import dual
 from fenchel._solution import Status
-from fenchel.nn.preference import (
+from fenchel.nn import (
     ContentPreference,
+    Exact,
+    FirstOrder,
     LearnedReliability,
     PositionPreference,
+    SecondOrder,
     UniformPreference,
 )
 from tests.nn.pairs import assert_equal
@@ -22,13 +25,14 @@ from tests.nn.preference_layers import (
     BATCH,
     HEADS,
     QUERIES,
-    SOLUTIONS,
+    SOLVERS,
     TEMPLATE,
     TEMPLATES,
     WIDTH,
     both,
     by_hand,
-    by_solution,
+    by_solver,
+    called,
     draw,
     hidden_masks,
     left,
@@ -37,6 +41,12 @@ from tests.nn.preference_layers import (
     projected,
 )
 
+DUAL = {
+    FirstOrder(): dual.first_order,
+    SecondOrder(): dual.second_order,
+    Exact(): dual.estimate,
+}
+
 # ---- torch
 
 
@@ -44,10 +54,8 @@ def test_default_is_torchs_scaled_dot_product_attention():
     layer, inputs = make(), operands()
     z, t, v = projected(layer, *inputs)
     expected = left(layer, F.scaled_dot_product_attention(z, t, v))
-    output, nothing = layer(*inputs)
-    assert nothing is None
-    assert_equal(output, expected)
-    assert (make(scale=1.0)(*inputs)[0] - expected).abs().max() > 1e-3
+    assert_equal(layer(*inputs), expected)
+    assert (make(scale=1.0)(*inputs) - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -71,7 +79,7 @@ def test_default_is_torchs_multi_head_attention_forward(causal, estimated):
         average_attn_weights=False,
     )
     masks = {"attn_mask": mask, "key_padding_mask": padding, "is_causal": causal}
-    output, found = layer(query, templates, **masks, need_estimate=estimated)
+    output, found = called(layer, query, templates, **masks, estimated=estimated)
     assert_equal(output, expected.transpose(0, 1))
     if estimated:
         assert_equal(found.weights, weights)
@@ -80,7 +88,7 @@ def test_default_is_torchs_multi_head_attention_forward(causal, estimated):
 
 @pytest.mark.parametrize("estimated", [False, True])
 def test_masks_are_those_of_our_own_multihead_attention(estimated):
-    """Also float ones, one mask a head, and both at once."""
+    """Also float ones, one mask per head, and both at once."""
     other = fnn.MultiheadAttention(
         WIDTH, HEADS, kdim=TEMPLATE, vdim=TEMPLATE, batch_first=True, dtype=torch.float64
     )
@@ -99,30 +107,27 @@ def test_masks_are_those_of_our_own_multihead_attention(estimated):
         {"attn_mask": each < 0, "key_padding_mask": draw(BATCH, TEMPLATES, seed=3)},
     ):
         expected, _ = other(query, templates, templates, **masks)
-        assert_equal(layer(query, templates, **masks, need_estimate=estimated)[0], expected)
+        assert_equal(called(layer, query, templates, **masks, estimated=estimated)[0], expected)
 
 
 # ---- the estimation problem
 
 
-@by_solution
+@by_solver
 @pytest.mark.parametrize("estimated", [False, True])
-def test_weights_are_those_of_dual(solution, estimated):
+def test_weights_are_those_of_dual(solver, estimated):
     """Also the preference, the reliability, the scale and the masks reach the problem."""
-    layer = make(
-        preference=both(), reliability=LearnedReliability(HEADS), solution=solution, scale=0.7
-    )
+    layer = make(preference=both(), reliability=LearnedReliability(HEADS), solver=solver, scale=0.7)
     (query, templates), (mask, padding) = operands(), hidden_masks()
     z, t, v = projected(layer, query, templates)
     logs = layer.preference(query, templates)
-    function = {"exact": dual.estimate}.get(solution) or getattr(dual, solution)
+    function = DUAL[solver]
     seen = ~(mask | padding[:, None, None])
     strength = layer.reliability.raw.exp()
     assert strength.std() > 0.01
     expected = function(0.7 * t.unsqueeze(2), logs.exp(), z, strength, mask=seen)
-    output, found = layer(
-        query, templates, attn_mask=mask, key_padding_mask=padding, need_estimate=estimated
-    )
+    masks = {"attn_mask": mask, "key_padding_mask": padding}
+    output, found = called(layer, query, templates, **masks, estimated=estimated)
     assert_equal(output, left(layer, expected.weights @ v))
     assert (found is not None) == estimated
     if estimated:
@@ -132,24 +137,24 @@ def test_weights_are_those_of_dual(solution, estimated):
 
 
 def test_exact_estimate_is_optimal_and_first_order_is_not():
-    layer, inputs = make(preference=both(), solution="exact"), operands()
-    exact = layer(*inputs, need_estimate=True)[1]
+    layer, inputs = make(preference=both(), solver=Exact()), operands()
+    exact = layer.estimate(*inputs)[1]
     assert (exact.status == int(Status.OK)).all()
     assert exact.gap.max() <= 1e-17
-    layer.solution = "first_order"
-    assert layer(*inputs, need_estimate=True)[1].gap.min() > 1e-9
+    layer.solver = FirstOrder()
+    assert layer.estimate(*inputs)[1].gap.min() > 1e-9
 
 
-@pytest.mark.parametrize(("solution", "order"), [("first_order", 2), ("second_order", 3)])
-def test_agreement_as_reliability_falls(solution, order):
+@pytest.mark.parametrize(("solver", "order"), [(FirstOrder(), 2), (SecondOrder(), 3)])
+def test_agreement_as_reliability_falls(solver, order):
     """D-E14, D-E13: what the output is off by falls with this power of the reliability."""
     errors, sizes = [], (0.02, 0.01, 0.005)
     for reliability in sizes:
         layer = make(preference=both(), reliability=reliability)
-        layer.solution = "exact"
-        exact = layer(*operands())[0]
-        layer.solution = solution
-        errors.append(float((layer(*operands())[0] - exact).detach().norm()))
+        layer.solver = Exact()
+        exact = layer(*operands())
+        layer.solver = solver
+        errors.append(float((layer(*operands()) - exact).detach().norm()))
     for one, half in itertools.pairwise(errors):
         assert abs(math.log2(one / half) - order) < 0.05
     assert errors[-1] > 0
@@ -157,33 +162,31 @@ def test_agreement_as_reliability_falls(solution, order):
 
 def test_first_order_reads_scale_times_reliability_only_exact_does_not():
     (query, templates), outputs = operands(), {}
-    for solution in ("first_order", "exact"):
-        pair = (
-            make(scale=s, reliability=r, solution=solution) for s, r in ((0.5, 2.0), (1.0, 1.0))
-        )
-        one, other = (layer(query, templates)[0] for layer in pair)
-        outputs[solution] = (one - other).abs().max()
-    assert outputs["first_order"] <= 1e-14
-    assert outputs["exact"] > 1e-4
+    for solver in (FirstOrder(), Exact()):
+        pair = (make(scale=s, reliability=r, solver=solver) for s, r in ((0.5, 2.0), (1.0, 1.0)))
+        one, other = (layer(query, templates) for layer in pair)
+        outputs[solver] = (one - other).abs().max()
+    assert outputs[FirstOrder()] <= 1e-14
+    assert outputs[Exact()] > 1e-4
 
 
 def test_log_preferences_are_not_multiplied_by_the_reliability():
     """D-E18."""
     layer, inputs = make(preference=both(), reliability=0.3), operands()
     logs = layer.preference(*inputs)
-    assert_equal(layer(*inputs)[0], by_hand(layer, *inputs, logs, 0.3)[0])
-    assert (layer(*inputs)[0] - by_hand(layer, *inputs, 0.3 * logs, 0.3)[0]).abs().max() > 1e-4
+    assert_equal(layer(*inputs), by_hand(layer, *inputs, logs, 0.3)[0])
+    assert (layer(*inputs) - by_hand(layer, *inputs, 0.3 * logs, 0.3)[0]).abs().max() > 1e-4
 
 
 # ---- preferences
 
 
-@by_solution
-def test_uniform_preference_is_none_at_all(solution):
+@by_solver
+def test_uniform_preference_is_none_at_all(solver):
     inputs = operands()
-    expected = make(solution=solution)(*inputs)[0]
+    expected = make(solver=solver)(*inputs)
     for even in (UniformPreference(), lambda q, t: q.new_full((1, 1, 1, 1), 3.0)):
-        assert_equal(make(preference=even, solution=solution)(*inputs)[0], expected)
+        assert_equal(make(preference=even, solver=solver)(*inputs), expected)
     layer = make(preference=UniformPreference() * PositionPreference(HEADS))
     assert_equal(layer.preference(*inputs), layer.preference.second(*inputs))
 
@@ -210,51 +213,49 @@ def test_content_preference_sees_templates_and_never_the_query():
     assert changed.tolist() == [False, False, True, False, False, False, False]
 
 
-@by_solution
-def test_minus_infinity_hides_like_a_mask(solution):
+@by_solver
+def test_minus_infinity_hides_like_a_mask(solver):
     mask, _ = hidden_masks()
     logs = torch.zeros(1, 1, QUERIES, TEMPLATES, dtype=torch.float64).masked_fill(mask, -math.inf)
-    expected = make(solution=solution)(*operands(), attn_mask=mask)[0]
-    assert_equal(make(solution=solution, preference=lambda q, t: logs)(*operands())[0], expected)
-    assert (make(solution=solution)(*operands())[0] - expected).abs().max() > 1e-3
+    expected = make(solver=solver)(*operands(), attn_mask=mask)
+    assert_equal(make(solver=solver, preference=lambda q, t: logs)(*operands()), expected)
+    assert (make(solver=solver)(*operands()) - expected).abs().max() > 1e-3
 
 
-@by_solution
-def test_large_log_preferences_do_not_overflow(solution):
-    layer = make(solution=solution, preference=both())
-    expected = layer(*operands())[0]
-    shifted = make(solution=solution, preference=both() * (lambda q, t: q.new_full((1,) * 4, 2e3)))
-    assert_equal(shifted(*operands())[0], expected, 1e-11)  # 2000 leaves 13 digits of a logarithm
+@by_solver
+def test_large_log_preferences_do_not_overflow(solver):
+    layer = make(solver=solver, preference=both())
+    expected = layer(*operands())
+    shifted = make(solver=solver, preference=both() * (lambda q, t: q.new_full((1,) * 4, 2e3)))
+    assert_equal(shifted(*operands()), expected, 1e-11)  # 2000 leaves 13 digits of a logarithm
 
 
 def test_template_bias_would_change_no_weight():
-    """Why `template_proj` has none, in any solution."""
+    """Why `template_proj` has none, in any solver."""
     query, templates = operands()
-    for solution in SOLUTIONS:
-        layer = make(solution=solution, preference=both())
-        expected = layer(query, templates)[0]
+    for solver in SOLVERS:
+        layer = make(solver=solver, preference=both())
+        expected = layer(query, templates)
         layer.template_proj.bias = torch.nn.Parameter(draw(WIDTH))
-        assert_equal(layer(query, templates)[0], expected)
+        assert_equal(layer(query, templates), expected)
 
 
 # ---- rows that see nothing, padding, precision
 
 
-@by_solution
+@by_solver
 @pytest.mark.parametrize("preferred", [False, True])
-def test_a_query_that_sees_nothing_gets_the_projection_of_zero(solution, preferred):
-    layer = make(solution=solution, preference=both() if preferred else None)
+def test_a_query_that_sees_nothing_gets_the_projection_of_zero(solver, preferred):
+    layer = make(solver=solver, preference=both() if preferred else None)
     mask, padding = hidden_masks()
     mask[1] = True
     query, templates = (x.requires_grad_() for x in operands())
-    output, found = layer(
-        query, templates, attn_mask=mask, key_padding_mask=padding, need_estimate=True
-    )
+    output, found = layer.estimate(query, templates, attn_mask=mask, key_padding_mask=padding)
     assert (found.status == int(Status.EMPTY)).equal(
         torch.tensor([False, True, False, False, False]).expand(BATCH, HEADS, QUERIES)
     )
     assert not found.weights[:, :, 1].any()
-    for made in (output, layer(query, templates, attn_mask=mask, key_padding_mask=padding)[0]):
+    for made in (output, layer(query, templates, attn_mask=mask, key_padding_mask=padding)):
         assert_equal(made[:, 1], layer.out_proj.bias.expand(BATCH, WIDTH))
         gradients = torch.autograd.grad(made.square().sum(), [query, *layer.parameters()])
         assert all(gradient.isfinite().all() for gradient in gradients)
@@ -262,30 +263,30 @@ def test_a_query_that_sees_nothing_gets_the_projection_of_zero(solution, preferr
         assert gradients[0][:, 0].any()
 
 
-@by_solution
-def test_nan_in_padding_does_not_reach_the_output(solution):
-    layer, (query, templates) = make(solution=solution, preference=both()), operands()
+@by_solver
+def test_nan_in_padding_does_not_reach_the_output(solver):
+    layer, (query, templates) = make(solver=solver, preference=both()), operands()
     padding = torch.zeros(BATCH, TEMPLATES, dtype=torch.bool)
     padding[:, 5:] = True
-    expected = layer(query, templates, key_padding_mask=padding)[0]
+    expected = layer(query, templates, key_padding_mask=padding)
     strange = templates.clone()
     strange[:, 5:] = math.nan
-    output = layer(query, strange, key_padding_mask=padding)[0]
+    output = layer(query, strange, key_padding_mask=padding)
     assert_equal(output, expected)
     for gradient in torch.autograd.grad(output.sin().sum(), list(layer.parameters())):
         assert gradient.isfinite().all()
 
 
-@by_solution
+@by_solver
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_low_precision_is_as_good_as_torchs(solution, dtype):
+def test_low_precision_is_as_good_as_torchs(solver, dtype):
     """At most twice the error of the plain computation of the same projections (STYLE 10)."""
-    layer = make(dtype=dtype, preference=both(), solution=solution, reliability=0.5)
+    layer = make(dtype=dtype, preference=both(), solver=solver, reliability=0.5)
     query, templates = operands(dtype)
-    output, found = layer(query, templates, need_estimate=True)
+    output, found = layer.estimate(query, templates)
     assert output.dtype == dtype
     assert found.weights.dtype == torch.float64
-    truth = copy.deepcopy(layer).double()(query.double(), templates.double())[0]
+    truth = copy.deepcopy(layer).double()(query.double(), templates.double())
     plain = make(dtype=dtype, preference=both(), reliability=0.5)
     logs = plain.preference(query, templates)
     written, _ = by_hand(plain, query, templates, logs, 0.5)
@@ -298,27 +299,27 @@ def test_low_precision_is_as_good_as_torchs(solution, dtype):
         0.5,
     )
     assert (output - truth).abs().max() <= 2 * (written - known).abs().max()
-    assert (layer(query, templates)[0] - truth).abs().max() <= 2 * (written - known).abs().max()
+    assert (layer(query, templates) - truth).abs().max() <= 2 * (written - known).abs().max()
 
 
-@by_solution
-def test_half_precision_is_solved_in_float32(solution):
-    layer, inputs = make(torch.bfloat16, solution=solution, scale=0.7), operands(torch.bfloat16)
+@by_solver
+def test_half_precision_is_solved_in_float32(solver):
+    layer, inputs = make(torch.bfloat16, solver=solver, scale=0.7), operands(torch.bfloat16)
     z, t, v = (x.float() for x in projected(layer, *inputs))
-    function = {"exact": dual.estimate}.get(solution) or getattr(dual, solution)
+    function = DUAL[solver]
     expected = function(0.7 * t.unsqueeze(2), None, z, 1.0).weights
-    output, found = layer(*inputs, need_estimate=True)
+    output, found = layer.estimate(*inputs)
     assert_equal(found.weights, expected, 1e-6)
     assert output.equal(left(layer, (expected @ v).bfloat16()))
 
 
 def test_autocast_runs_and_is_close():
     layer, inputs = make(torch.float32, preference=both()), operands(torch.float32)
-    expected = layer(*inputs)[0]
-    for solution in SOLUTIONS:
-        layer.solution = solution
-        exact = layer(*inputs)[0]
+    expected = layer(*inputs)
+    for solver in SOLVERS:
+        layer.solver = solver
+        exact = layer(*inputs)
         with torch.autocast("cpu", torch.bfloat16):
-            output = layer(*inputs)[0]
+            output = layer(*inputs)
         assert output.dtype == torch.bfloat16
         assert (output - exact).abs().max() <= 2**-6 * expected.abs().max()

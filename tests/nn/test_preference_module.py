@@ -2,17 +2,21 @@
 
 import copy
 import doctest
+import math
 
 import pytest
 import torch
 
 from fenchel._solution import Status
-from fenchel.nn import preference as module
-from fenchel.nn.preference import (
+from fenchel.nn import (
     ContentPreference,
+    Exact,
+    HeadForm,
     LearnedReliability,
     PositionPreference,
     PreferenceAttention,
+    preference_attention,
+    preferences,
 )
 from tests.nn.pairs import assert_equal
 from tests.nn.preference_layers import (
@@ -23,7 +27,8 @@ from tests.nn.preference_layers import (
     TEMPLATES,
     WIDTH,
     both,
-    by_solution,
+    by_solver,
+    called,
     draw,
     hidden_masks,
     make,
@@ -33,11 +38,11 @@ from tests.nn.preference_layers import (
 # ---- derivatives
 
 
-@by_solution
+@by_solver
 @pytest.mark.parametrize("estimated", [False, True])
-def test_every_parameter_has_a_gradient(solution, estimated):
-    layer = make(preference=both(), reliability=LearnedReliability(HEADS), solution=solution)
-    output, _ = layer(*operands(), is_causal=True, need_estimate=estimated)
+def test_every_parameter_has_a_gradient(solver, estimated):
+    layer = make(preference=both(), reliability=LearnedReliability(HEADS), solver=solver)
+    output, _ = called(layer, *operands(), is_causal=True, estimated=estimated)
     output.sin().sum().backward()
     names = {name for name, _ in layer.named_parameters()}
     assert {"preference.first.table", "preference.second.outer.weight", "reliability.raw"} <= names
@@ -46,23 +51,22 @@ def test_every_parameter_has_a_gradient(solution, estimated):
         assert parameter.grad.norm() > 1e-6, name
 
 
-@by_solution
-def test_gradcheck(solution):
+@by_solver
+def test_gradcheck(solver):
     torch.manual_seed(0)
     layer = PreferenceAttention(
         2,
         1,
         preference=PositionPreference(1, 4, 4) * ContentPreference(2, 1, 2),
         reliability=LearnedReliability(1, init=1.5),
-        solution=solution,
-        dtype=torch.float64,
-    )
+        solver=solver,
+    ).double()
     names = [name for name, _ in layer.named_parameters()]
     mask = torch.tensor([[False, True, False], [False, False, False]])
 
     def call(query, templates, *values):
         state = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(layer, state, (query, templates), {"attn_mask": mask})[0]
+        return torch.func.functional_call(layer, state, (query, templates), {"attn_mask": mask})
 
     values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
     inputs = [draw(1, 2, 2, seed=3).requires_grad_(), draw(1, 3, 2, seed=4).requires_grad_()]
@@ -80,7 +84,7 @@ def test_training_finds_which_templates_matter():
         marked[:, 0] = True
         templates[..., :1] = torch.where(marked, 2.0, -2.0)
         wanted = (templates * marked).sum(1, keepdim=True) / marked.sum(1, keepdim=True)
-        loss = (layer(torch.zeros(32, 1, 8), templates)[0] - wanted).square().mean()
+        loss = (layer(torch.zeros(32, 1, 8), templates) - wanted).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -99,26 +103,25 @@ def test_state_dict_round_trip():
     other = PreferenceAttention(
         WIDTH,
         HEADS,
-        template_dim=TEMPLATE,
         preference=both(),
         reliability=LearnedReliability(HEADS),
-        dtype=torch.float64,
-    )
-    assert not other(*operands())[0].equal(layer(*operands())[0])
+        form=HeadForm(template_dim=TEMPLATE),
+    ).double()
+    assert not other(*operands()).equal(layer(*operands()))
     other.load_state_dict(layer.state_dict())
-    assert other(*operands())[0].equal(layer(*operands())[0])
+    assert other(*operands()).equal(layer(*operands()))
 
 
 def test_deepcopy_is_independent():
     layer = make(preference=both(), reliability=LearnedReliability(HEADS))
-    expected = layer(*operands())[0]
+    expected = layer(*operands())
     twin = copy.deepcopy(layer)
-    assert twin(*operands())[0].equal(expected)
+    assert twin(*operands()).equal(expected)
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.mul_(2)
-    assert not twin(*operands())[0].equal(expected)
-    assert layer(*operands())[0].equal(expected)
+    assert not twin(*operands()).equal(expected)
+    assert layer(*operands()).equal(expected)
 
 
 @pytest.mark.parametrize("preferred", [False, True])
@@ -127,37 +130,37 @@ def test_compile(preferred):
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     _, padding = hidden_masks()
     masks = {"key_padding_mask": padding, "is_causal": True}
-    outputs = [run(*operands(), **masks)[0] for run in (layer, compiled)]
+    outputs = [run(*operands(), **masks) for run in (layer, compiled)]
     assert_equal(*outputs)
     one, other = (torch.autograd.grad(x.sin().sum(), list(layer.parameters())) for x in outputs)
     for left_gradient, right_gradient in zip(one, other, strict=True):
         assert_equal(left_gradient, right_gradient)
 
 
-@by_solution
-def test_dropout_in_training_only(solution):
-    layer = make(solution=solution, dropout=0.5, bias=False).eval()
-    expected = layer(*operands())[0]
-    assert layer(*operands())[0].equal(expected)
+@by_solver
+def test_dropout_in_training_only(solver):
+    layer = make(solver=solver, dropout=0.5, bias=False).eval()
+    expected = layer(*operands())
+    assert layer(*operands()).equal(expected)
     layer.train()
     torch.manual_seed(0)
-    drawn = torch.stack([layer(*operands())[0] for _ in range(100)])
+    drawn = torch.stack([layer(*operands()) for _ in range(100)])
     size = expected.abs().mean()
     assert (drawn[0] - expected).abs().mean() > 0.5 * size
     assert (drawn.mean(0) - expected).abs().mean() < 0.3 * size  # weights that are kept grow
 
 
 def test_repr_names_the_choices():
-    text = repr(make(preference=PositionPreference(HEADS), reliability=0.5, solution="exact"))
-    assert "reliability=0.5, solution='exact', scale=0.5" in text
+    text = repr(make(preference=PositionPreference(HEADS), reliability=0.5, solver=Exact()))
+    assert "reliability=0.5, solver=Exact(tolerance=None, max_steps=200), scale=0.5" in text
     assert "PositionPreference(num_heads=3, buckets=32, bidirectional=True)" in text
 
 
-@pytest.mark.parametrize("solution", ["first_order", "second_order", "exact"])
-def test_no_templates_at_all(solution):
-    layer = PreferenceAttention(WIDTH, 2, solution=solution)
+@by_solver
+def test_no_templates_at_all(solver):
+    layer = PreferenceAttention(WIDTH, 2, solver=solver)
     query = torch.randn(2, 3, WIDTH)
-    output, found = layer(query, query[:, :0], need_estimate=True)
+    output, found = layer.estimate(query, query[:, :0])
     assert_equal(output, layer.out_proj.bias.expand_as(output))
     assert found.weights.shape == (2, 2, 3, 0)
     assert (found.status == int(Status.EMPTY)).all()
@@ -166,16 +169,18 @@ def test_no_templates_at_all(solution):
 def test_preference_is_moved_with_the_layer():
     layer = make(preference=both()).to(torch.float32)
     assert {p.dtype for p in layer.parameters()} == {torch.float32}
-    meta = PreferenceAttention(WIDTH, HEADS, preference=PositionPreference(HEADS), device="meta")
+    meta = PreferenceAttention(WIDTH, HEADS, preference=PositionPreference(HEADS)).to("meta")
     assert meta.preference.table.is_meta
     shape = torch.empty(2, 3, WIDTH, device="meta")
-    assert meta(shape, shape)[0].shape == (2, 3, WIDTH)
+    assert meta(shape, shape).shape == (2, 3, WIDTH)
 
 
 def test_examples():
-    result = doctest.testmod(module)
-    assert result.failed == 0
-    assert result.attempted >= 5
+    names = {"PreferenceAttention": PreferenceAttention}
+    modules = (preference_attention, preferences)
+    results = [doctest.testmod(module, extraglobs=names) for module in modules]
+    assert sum(result.failed for result in results) == 0
+    assert sum(result.attempted for result in results) >= 5
 
 
 # ---- refusals
@@ -184,12 +189,17 @@ def test_examples():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"embed_dim": 10}, ValueError, "divisible by num_heads, got 10 and 3; or pass head_dim"),
+        (
+            {"embed_dim": 10},
+            ValueError,
+            "got 10 and 3; or pass form=HeadForm",
+        ),
         ({"num_heads": 0}, ValueError, "num_heads must be >= 1, got 0"),
-        ({"head_dim": 2.0}, TypeError, "head_dim must be a whole number"),
-        ({"scale": 0.0}, ValueError, "scale must be a finite number > 0, got 0.0"),
-        ({"dropout": 1.5}, ValueError, "dropout must lie between 0 and 1"),
-        ({"solution": "third"}, ValueError, "one of first_order, second_order, exact; got 'third'"),
+        ({"form": {"head_dim": 2.0}}, TypeError, "head_dim must be a whole number"),
+        ({"form": {"scale": 0.0}}, ValueError, "scale must be a finite number > 0, got 0.0"),
+        ({"form": {"dropout": 1.5}}, ValueError, "dropout must lie between 0 and 1"),
+        ({"solver": "exact"}, TypeError, r"FirstOrder\(\), SecondOrder\(\) or .*, got 'exact'"),
+        ({"solver": Exact}, TypeError, "solver must be FirstOrder"),
         ({"reliability": 0}, ValueError, r"reliability must be .* > 0, or a LearnedReliability"),
         ({"reliability": torch.ones(3)}, ValueError, "or a LearnedReliability"),
         ({"preference": PositionPreference}, TypeError, r"such as PositionPreference\(num_heads\)"),
@@ -197,8 +207,39 @@ def test_examples():
     ],
 )
 def test_constructor_refuses(options, error, message):
+    given = {"embed_dim": WIDTH, "num_heads": HEADS, **options}
     with pytest.raises(error, match=message):
-        PreferenceAttention(**{"embed_dim": WIDTH, "num_heads": HEADS, **options})
+        PreferenceAttention(**given | {"form": HeadForm(**options.get("form", {}))})
+
+
+def test_widths_without_their_form_are_refused():
+    with pytest.raises(TypeError, match=r"form must be a HeadForm, got \{'head_dim': 2\}"):
+        PreferenceAttention(WIDTH, HEADS, form={"head_dim": 2})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tolerance": 0.0}, "tolerance must be between 0 and 1, got 0.0"),
+        ({"tolerance": math.nan}, "tolerance must be between 0 and 1, got nan"),
+        ({"max_steps": -1}, "max_steps must be >= 0"),
+    ],
+)
+def test_an_exact_solver_refuses(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Exact(**settings)
+
+
+def test_the_settings_of_a_solver_are_used():
+    layer = make(preference=both(), solver=Exact())
+    exact = layer.estimate(*operands()).estimate
+    layer.solver = Exact(max_steps=1)
+    short = layer.estimate(*operands()).estimate
+    assert short.steps.max() <= 1 < exact.steps.max()
+    layer.solver = Exact(tolerance=1e-2)
+    loose = layer.estimate(*operands()).estimate
+    assert loose.steps.sum() < exact.steps.sum()
+    assert loose.gap.max() > 1e6 * exact.gap.max()
 
 
 @pytest.mark.parametrize(
@@ -245,22 +286,22 @@ def test_log_preferences_of_another_shape_are_refused(shape):
         layer(*operands())
 
 
-@by_solution
+@by_solver
 @pytest.mark.parametrize("shape", [(HEADS,), (QUERIES,), (2, 1), (HEADS, 4)])
-def test_reliability_of_another_shape_is_refused(solution, shape):
+def test_reliability_of_another_shape_is_refused(solver, shape):
     class Odd(torch.nn.Module):
         def forward(self):
             return torch.ones(shape)
 
     with pytest.raises(ValueError, match=r"must return \(head, 1\) = \(3, 1\)"):
-        make(reliability=Odd(), solution=solution)(*operands())
+        make(reliability=Odd(), solver=solver)(*operands())
 
 
 def test_choices_changed_later_are_checked_too():
     layer = make()
-    layer.solution = "exakt"
-    with pytest.raises(ValueError, match="got 'exakt'"):
+    layer.solver = "exact"
+    with pytest.raises(TypeError, match="got 'exact'"):
         layer(*operands())
-    layer.solution, layer.reliability = "exact", -1.0
+    layer.solver, layer.reliability = Exact(), -1.0
     with pytest.raises(ValueError, match="reliability must be"):
         layer(*operands())

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from fenchel.nn.preference import (
+from fenchel.nn import (
     PositionPreference,
     PreferenceAttention,
     UniformPreference,
 )
 from tests import needs
 from tests.nn.pairs import assert_equal
-from tests.nn.preference_layers import draw
+from tests.nn.preference_layers import called, draw
 
 transformers = needs.package("transformers", "PreferenceAttention against T5's own attention")
 T5_WIDTH = 16
@@ -82,9 +82,7 @@ def check_whole_model(model, ids, decoder_ids, seen):
         templates = hidden if states is None else states
         padding = None if kind == "decoder" else ~seen.bool()
         with torch.no_grad():
-            output, _ = layer(
-                hidden, templates, key_padding_mask=padding, is_causal=kind == "decoder"
-            )
+            output = layer(hidden, templates, key_padding_mask=padding, is_causal=kind == "decoder")
         rows = seen.bool() if kind == "encoder" else slice(None)  # those of padding are nobody's
         off = (output - expected)[rows].abs().max() / expected.abs().max().clamp(min=1)
         worst[kind] = max(worst[kind], float(off))
@@ -115,7 +113,7 @@ def test_self_attention_of_t5_called_alone(side, estimated):
         with torch.no_grad():
             expected = theirs(x, mask=future[None, None] if causal else None)[0]
             layer = PreferenceAttention.from_t5(theirs)
-            output, _ = layer(x, x, is_causal=causal, need_estimate=estimated)
+            output, _ = called(layer, x, x, is_causal=causal, estimated=estimated)
         assert_equal(output, expected)
         assert isinstance(layer.preference, PositionPreference if has_bias else UniformPreference)
 
@@ -124,7 +122,7 @@ def test_cross_attention_of_t5_called_alone():
     theirs = t5_model().decoder.block[1].layer[1].EncDecAttention
     query, templates = draw(2, 5, T5_WIDTH, seed=1), draw(2, 30, T5_WIDTH, seed=2)
     layer = PreferenceAttention.from_t5(theirs)
-    assert_equal(layer(query, templates)[0], theirs(query, key_value_states=templates)[0])
+    assert_equal(layer(query, templates), theirs(query, key_value_states=templates)[0])
     assert isinstance(layer.preference, UniformPreference)
 
 
@@ -132,7 +130,7 @@ def test_gradients_are_those_of_t5():
     theirs, x = self_attention(t5_model().encoder), draw(2, 30, T5_WIDTH)
     layer = PreferenceAttention.from_t5(theirs)
     theirs(x)[0].sin().sum().backward()
-    layer(x, x)[0].sin().sum().backward()
+    layer(x, x).sin().sum().backward()
     pairs = {
         "q": layer.evidence_proj,
         "k": layer.template_proj,

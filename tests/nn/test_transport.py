@@ -9,10 +9,12 @@ from torch.nn import functional as F
 
 import fenchel.nn.transport as module
 from fenchel.dual.transport import transport
-from fenchel.nn import LearnedReliability
+from fenchel.nn import Exact, FirstOrder, LearnedReliability, SecondOrder
 from fenchel.nn.transport import TransportAttention
 
 DOUBLE = torch.float64
+SOLVERS = (FirstOrder(), Exact())
+by_solver = pytest.mark.parametrize("solver", SOLVERS)
 BATCH, QUERIES, COUNT, WIDTH, HEADS = 2, 3, 5, 8, 2
 
 
@@ -50,7 +52,7 @@ def as_written(module, query, templates, preference=None, seen=None):
             t = keys[b, on, h]
             for q in range(query.shape[1]):
                 p = torch.zeros(len(t), dtype=DOUBLE)
-                if module.exact:
+                if isinstance(module.solver, Exact):
                     cost = (t @ t.mT).max() - t @ t.mT
                     e = transport(t, u, cost, z[b, q, h], module.reliability, module.gamma)
                     p = e.weights
@@ -62,12 +64,12 @@ def as_written(module, query, templates, preference=None, seen=None):
     return module.out_proj(heads.flatten(2))
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@by_solver
 @pytest.mark.parametrize(
     "options", [{}, {"gamma": 0.7, "reliability": 2.0, "bias": False}], ids=str
 )
-def test_heads_are_the_formula(exact, options):
-    attend = layer(exact=exact, **options)
+def test_heads_are_the_formula(solver, options):
+    attend = layer(solver=solver, **options)
     query, templates, extra = inputs()
     wanted = as_written(attend, query, templates)
     torch.testing.assert_close(attend(query, templates), wanted, rtol=1e-10, atol=1e-11)
@@ -77,10 +79,10 @@ def test_heads_are_the_formula(exact, options):
     assert (both - wanted).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@by_solver
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_partner_is_an_extra_from_the_same_batch(exact, masked):
-    attend = layer(exact=exact)
+def test_a_partner_is_an_extra_from_the_same_batch(solver, masked):
+    attend = layer(solver=solver)
     query, templates, _ = (x.requires_grad_() for x in inputs())
     partner = torch.tensor([1, 0])
     g = torch.Generator().manual_seed(2)
@@ -109,21 +111,32 @@ def test_partners_that_cannot_be():
 
 def test_gamma_defaults_to_the_root_of_the_head_dimension():
     assert layer().gamma == math.sqrt(WIDTH / HEADS)
-    assert "gamma=2, reliability=1, exact=False" in repr(layer())
+    assert "gamma=2, reliability=1, solver=FirstOrder()" in repr(layer())
 
 
 def test_exact_and_first_order_agree_as_the_reliability_falls():
     query, templates, _ = inputs()
     off = []
     for reliability in (1e-1, 1e-2):
-        one, two = (layer(exact=exact, reliability=reliability) for exact in (False, True))
+        one, two = (layer(solver=solver, reliability=reliability) for solver in SOLVERS)
         off.append(float((one(query, templates) - two(query, templates)).abs().max().detach()))
     assert 0 < off[1] < off[0] / 50  # of second order
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_extra_templates_without_preference_still_share(exact):
-    attend = layer(exact=exact)
+def test_a_solver_changed_later_is_checked_and_its_settings_are_used():
+    query, templates, _ = inputs()
+    attend = layer(solver=Exact(), reliability=3.0)
+    exact = attend(query, templates)
+    attend.solver = Exact(max_steps=0)
+    assert (attend(query, templates) - exact).abs().max() > 1e-3
+    attend.solver = "exact"
+    with pytest.raises(TypeError, match="got 'exact'"):
+        attend(query, templates)
+
+
+@by_solver
+def test_extra_templates_without_preference_still_share(solver):
+    attend = layer(solver=solver)
     query, templates, extra = inputs()
     preference = torch.cat([torch.ones(BATCH, COUNT), torch.zeros(BATCH, 4)], 1).double()
     found = attend(query, templates, extra=extra, preference=preference)
@@ -135,9 +148,9 @@ def test_extra_templates_without_preference_still_share(exact):
     assert (extra.grad.abs().amax((1, 2)) > 0).all()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_ignored_templates_are_as_if_not_there(exact):
-    attend = layer(exact=exact)
+@by_solver
+def test_ignored_templates_are_as_if_not_there(solver):
+    attend = layer(solver=solver)
     query, templates, extra = inputs()
     ignored = torch.tensor([[0, 1, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1, 1]]).bool()
     found = attend(query, templates, extra=extra, key_padding_mask=ignored)
@@ -146,9 +159,9 @@ def test_ignored_templates_are_as_if_not_there(exact):
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_nothing_to_see_gives_zeros_then_the_projection(exact):
-    attend = layer(exact=exact)
+@by_solver
+def test_nothing_to_see_gives_zeros_then_the_projection(solver):
+    attend = layer(solver=solver)
     query, templates, _ = inputs()
     ignored = torch.zeros(BATCH, COUNT, dtype=torch.bool)
     ignored[0] = True
@@ -157,9 +170,9 @@ def test_nothing_to_see_gives_zeros_then_the_projection(exact):
     torch.testing.assert_close(found[1], attend(query, templates)[1])
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_everything_trains(exact):
-    attend = layer(exact=exact)
+@by_solver
+def test_everything_trains(solver):
+    attend = layer(solver=solver)
     query, templates, extra = (x.requires_grad_() for x in inputs())
     attend(query, templates, extra=extra).square().sum().backward()
     for x in (query, templates, extra, *attend.parameters()):
@@ -227,6 +240,8 @@ def test_state_is_kept():
         ({"gamma": 0.0}, ValueError, "gamma must be finite and > 0, got 0.0"),
         ({"gamma": "1"}, TypeError, "gamma must be a number, got str"),
         ({"reliability": math.inf}, ValueError, "reliability must be finite"),
+        ({"solver": SecondOrder()}, TypeError, r"or Exact\(\) for transport, got SecondOrder\(\)"),
+        ({"solver": True}, TypeError, "solver must be FirstOrder"),
     ],
 )
 def test_wrong_settings_are_refused(options, error, message):
@@ -234,13 +249,13 @@ def test_wrong_settings_are_refused(options, error, message):
         TransportAttention(**({"embed_dim": 8, "num_heads": 2} | options))
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_reliability_for_each_head_is_learned(exact):
+@by_solver
+def test_a_reliability_for_each_head_is_learned(solver):
     torch.manual_seed(0)
     learned = LearnedReliability(2, init=0.7)
-    attend = TransportAttention(8, 2, exact=exact, reliability=learned, dtype=torch.float64)
+    attend = TransportAttention(8, 2, solver=solver, reliability=learned).double()
     assert learned.raw.dtype == torch.float64
-    plain = TransportAttention(8, 2, exact=exact, reliability=0.7, dtype=torch.float64)
+    plain = TransportAttention(8, 2, solver=solver, reliability=0.7).double()
     weights = {k: v for k, v in attend.state_dict().items() if not k.startswith("reliability")}
     plain.load_state_dict(weights)
     query, templates, _ = inputs()
@@ -257,7 +272,8 @@ def test_a_reliability_for_each_head_is_learned(exact):
 
 
 def test_device_and_dtype_are_those_asked_for():
-    attend = TransportAttention(8, 2, device="meta", dtype=torch.bfloat16)
+    with torch.device("meta"):
+        attend = TransportAttention(8, 2, reliability=LearnedReliability(2)).to(torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in attend.parameters()} == {("meta", torch.bfloat16)}
 
 

@@ -1,4 +1,4 @@
-"""UniversalTransformer: one fixed point where that is certified, no such claim where it is not, and
+"""UniversalTransformer: one fixed point where that is proved, no such claim where it is not, and
 the derivative of the fixed point against that of the iteration."""
 
 import copy
@@ -146,18 +146,18 @@ def test_the_constant_is_that_of_the_block(monkeypatch):
     for form in FORMS:
         for mixing in (1.0, 0.5):
             layer = make(form, mixing=mixing)
-            certificate = layer.certificate(TOKENS)
+            bound = layer.bound(TOKENS)
             expected = (1 - mixing + 0.8 * mixing) * (1 - mixing + 0.9 * mixing)
             assert layer.constant(TOKENS) == pytest.approx(expected)
-            assert certificate.bound == pytest.approx(expected)
+            assert bound.value == pytest.approx(expected)
             x = draw(BATCH, TOKENS, WIDTH)
-            made = certificate.trials.function(x)
+            made = bound.trials.map.function(x)
             torch.testing.assert_close(made, one_step(layer, x, 0.0))
-            found = bounds.attack(certificate, budget=2000)
+            found = bounds.attack(bound, budget=2000)
             assert found.holds
             assert found.ratio > 0.02
     monkeypatch.setattr(lipschitz, "shrinking", lambda bounds, constant: 10 / bounds)
-    assert not bounds.attack(make().certificate(TOKENS), budget=2000).holds
+    assert not bounds.attack(make().bound(TOKENS), budget=2000).holds
 
 
 @by_memory

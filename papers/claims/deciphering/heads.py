@@ -193,12 +193,9 @@ def _t5_layer(generator: torch.Generator, bias: Tensor) -> fl.nn.PreferenceAtten
         layer = fl.nn.PreferenceAttention(
             WIDTH,
             1,
-            head_dim=HEAD,
             preference=lambda query, templates: bias[None, None],
-            scale=1.0,
-            bias=False,
-            dtype=F64,
-        )
+            form=fl.nn.HeadForm(head_dim=HEAD, scale=1.0, bias=False),
+        ).to(F64)
     with torch.no_grad():
         for part in _projections(layer):
             part.weight.copy_(normal(generator, *part.weight.shape))

@@ -1,4 +1,4 @@
-"""Attacks on certificates, and the quotients of the pairs they find, computed by hand."""
+"""Attacks on bounds, and the quotients of the pairs they find, computed by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fenchel import bounds
-from fenchel.bounds import Certificate
-from fenchel.bounds.certificate import State
+from fenchel.bounds import Bound
+from fenchel.bounds.bound import State
 from papers.claims.evidence import DIFFERENCES, SLACK, Evidence
 from papers.claims.theory._draws import attended, earth_movers, softmax
 
@@ -19,47 +19,47 @@ ROUNDING = 1e-13  # of distances: what trials take off theirs, and more
 
 
 def attacked(
-    evidence: Evidence, certificate: Certificate, budget: tuple[int, int] = (120, 3000)
+    evidence: Evidence, bound: Bound, budget: tuple[int, int] = (120, 3000)
 ) -> tuple[float, State]:
     """What a search finds, observed / certified; and the pair it found."""
     generator = torch.Generator().manual_seed(evidence.seed)
-    found = bounds.attack(certificate, evidence.trials(*budget), generator=generator)
-    return found.observed / certificate.bound, found.witness
+    found = bounds.attack(bound, evidence.trials(*budget), generator=generator)
+    return found.observed / bound.value, found.witness
 
 
 def survives(
     evidence: Evidence,
-    certificate: Certificate,
+    bound: Bound,
     by_hand: Quotient,
     least: float,
     *,
     name: str = "certified",
     budget: tuple[int, int] = (120, 3000),
 ) -> None:
-    """The certificate holds under an attack that comes near it: to the share `least` of it."""
-    ratio, witness = attacked(evidence, certificate, budget)
+    """The bound holds under an attack that comes near it: to the share `least` of it."""
+    ratio, witness = attacked(evidence, bound, budget)
     evidence.below(f"observed / {name}, under attack", ratio, 1 + SLACK)
     evidence.above(f"observed / {name}: the attack comes near", ratio, least)
-    anew(evidence, certificate, ratio, by_hand(witness))
+    anew(evidence, bound, ratio, by_hand(witness))
 
 
 def falls(
     evidence: Evidence,
-    certificate: Certificate,
+    bound: Bound,
     by_hand: Quotient,
     what: str,
     budget: tuple[int, int] = (120, 3000),
 ) -> None:
     """The attack exceeds what is printed."""
-    ratio, witness = attacked(evidence, certificate, budget)
+    ratio, witness = attacked(evidence, bound, budget)
     evidence.printed_below(what, ratio, 1.0)
-    anew(evidence, certificate, ratio, by_hand(witness))
+    anew(evidence, bound, ratio, by_hand(witness))
 
 
-def anew(evidence: Evidence, certificate: Certificate, ratio: float, found: Moved) -> None:
+def anew(evidence: Evidence, bound: Bound, ratio: float, found: Moved) -> None:
     """Pairs may be as near each other as rounding lets them: it is not held against them."""
     moved, apart = found
-    certified = certificate.bound * apart
+    certified = bound.value * apart
     over = ((moved - ratio * certified).abs() - ROUNDING).clamp_min(0) / certified
     what = "the pair found: its quotient by hand − observed, in bounds"
     evidence.below(what, over.min(), DIFFERENCES)

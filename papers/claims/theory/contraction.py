@@ -70,10 +70,10 @@ def in_query(evidence: Evidence) -> None:
     limit = moved / (pair.slope(0) * pair.term)
     evidence.near("two points, G nearly constant: attained", limit, 0.5, 1e-6)
     eps, _, slope, diameter = by_hand(FLAT)
-    certificate = bounds.contraction.in_query(FLAT)
+    upper = bounds.contraction.in_query(FLAT)
     sharp = slope * diameter / eps / 2
-    evidence.below("certified bound / (Lx diam/(2 eps)) − 1", abs(certificate.bound / sharp - 1))
-    survives(evidence, certificate, BY_HAND.in_query, 0.2)
+    evidence.below("certified bound / (Lx diam/(2 eps)) − 1", abs(upper.value / sharp - 1))
+    survives(evidence, upper, BY_HAND.in_query, 0.2)
 
 
 @claim("M-P19b", "printed: W1(Ψ_G μ, Ψ_G ν) ≤ 2 Ly diam/eps W1(μ, ν)", Verdict.REFUTED)
@@ -104,7 +104,7 @@ def in_measure(evidence: Evidence) -> None:
     corrected = bounds.contraction.in_measure(FLAT)
     eps, top_of_g, slope, diameter = by_hand(FLAT)
     evidence.below(
-        "certified / by hand − 1", abs(corrected.bound * eps / (slope * diameter + top_of_g) - 1)
+        "certified / by hand − 1", abs(corrected.value * eps / (slope * diameter + top_of_g) - 1)
     )
     survives(evidence, corrected, BY_HAND.in_measure, 0.5)
     evidence.counterexample = (
@@ -131,7 +131,7 @@ def projection(evidence: Evidence) -> None:
             diracs.append(moved / (x - y).abs().sum() - 1)
     evidence.below("W1(Πμ, Πν) / W1(μ, ν) by POT, d = 1 to 5", largest(ratios), 1 + SLACK)
     evidence.below("Diracs: W1(Πμ, Πν) / |x − y|₁ − 1", largest(diracs), SLACK)
-    certified = bounds.contraction.projection(FLAT).bound
+    certified = bounds.contraction.projection(FLAT).value
     evidence.near("certified constant, whatever d", certified, 1.0, 0.0)
 
 
@@ -194,11 +194,11 @@ def attention(evidence: Evidence) -> None:
     )
     evidence.below("largest quotient / corrected bound", largest(ratios) / corrected, 1 + SLACK)
     evidence.below("W1(μA, νA) − by softmax and POT", largest(exact))
-    certificate = bounds.contraction.attention(FLAT)
+    upper = bounds.contraction.attention(FLAT)
     evidence.below(
-        "certified / K((Lx/2 + Ly) diam + sup G)/eps − 1", abs(certificate.bound / corrected - 1)
+        "certified / K((Lx/2 + Ly) diam + sup G)/eps − 1", abs(upper.value / corrected - 1)
     )
-    survives(evidence, certificate, BY_HAND.attention, 0.5)
+    survives(evidence, upper, BY_HAND.attention, 0.5)
     as_printed = printed.printed_attention(FLAT)
     falls(evidence, as_printed, BY_HAND.attention, "observed / printed bound, under attack")
     evidence.counterexample = (
@@ -231,15 +231,15 @@ def of_queries(evidence: Evidence) -> None:
             exact.append(made - attended(q[0] @ tokens[0].mT / math.sqrt(d), tokens[0]))
             quotient = (made - made.roll(1, 0)).norm(dim=-1) / (q[0] - q[0].roll(1, 0)).norm(dim=-1)
             ratios.append(quotient / bound)
-            certificate = bounds.contraction.attention_query(setting)
-            sharp.append(number(4 * d * certificate.bound / bound - 1))
+            upper = bounds.contraction.attention_query(setting)
+            sharp.append(number(4 * d * upper.value / bound - 1))
     evidence.below("observed / bound, tokens and queries in [−1, 1]^d", largest(ratios), 1 + SLACK)
     evidence.below("attention − the formula of a softmax", largest(exact))
     evidence.below("√d K Lx diam/(2 eps), certified: 4d times smaller, − 1", largest(sharp))
-    certificate = bounds.contraction.attention_query(FLAT)
-    survives(evidence, certificate, BY_HAND.attention_query, 0.1)
+    upper = bounds.contraction.attention_query(FLAT)
+    survives(evidence, upper, BY_HAND.attention_query, 0.1)
     wide = bounds.contraction.attention_query(Setting(measures.Dot(1.0), Box(10.0), 2))
-    evidence.above("on all of R^d eps is 0: the constant on [−10, 10]²", wide.bound, 1e100)
+    evidence.above("on all of R^d eps is 0: the constant on [−10, 10]²", wide.value, 1e100)
     evidence.note("the last = of the chain is ≤; M-C24+ holds on all of R^d")
 
 
@@ -253,7 +253,7 @@ def globally(evidence: Evidence) -> None:
     for generator in evidence.generators():
         for d in (2, 3, 4):
             keys, values = normal(generator, 6, d), normal(generator, 6, 3)
-            found = bounds.query_lipschitz(keys, values, fl.Shannon(0.7)).bound
+            found = bounds.query_lipschitz(keys, values, fl.Shannon(0.7)).value
             best = (_apart(keys) * _apart(values)).max() / (4 * 0.7)
             pairs.append(found / best - 1)
             tighter.append(found / (_apart(keys).max() * _apart(values).max() / (4 * 0.7)))
@@ -283,7 +283,7 @@ def _of_two(keys: Tensor, values: Tensor) -> Tensor:
     """Norm of the Jacobian where two keys weigh alike / the bound, certified and by hand, − 1."""
     zero = torch.zeros(keys.shape[1], dtype=F64)
     slope = torch.autograd.functional.jacobian(lambda x: attended(x @ keys.mT / 0.7, values), zero)
-    certified = bounds.query_lipschitz(keys, values, fl.Shannon(0.7)).bound
+    certified = bounds.query_lipschitz(keys, values, fl.Shannon(0.7)).value
     both = number(certified, float(_apart(keys).max() * _apart(values).max() / (4 * 0.7)))
     norm: Tensor = torch.linalg.matrix_norm(slope, 2)
     return norm / both - 1
@@ -324,15 +324,15 @@ def neighbourhood(evidence: Evidence) -> None:
                 plain = OfMeasures(heat).outputs(mu.points[:, :1], m.points, logs)
                 exact.append(output - plain.squeeze(-2))
             ratios.append(quotient * eps / (slope * diameter + top))
-            bound = bounds.contraction.neighbourhood(setting).bound
+            bound = bounds.contraction.neighbourhood(setting).value
             over.append(number(bound * eps / (slope * diameter + top) - 1))
     evidence.below("left side / (K (Lip diam + sup G)/eps W1), in l1", largest(ratios), 1 + SLACK)
     evidence.below("certified / by hand − 1", largest(over))
     evidence.below("outputs − softmax attention", largest(exact))
     as_printed = printed.printed_neighbourhood(FLAT)
     falls(evidence, as_printed, BY_HAND.neighbourhood, "observed / printed bound, under attack")
-    certificate = bounds.contraction.neighbourhood(FLAT)
-    survives(evidence, certificate, BY_HAND.neighbourhood, 0.5)
+    upper = bounds.contraction.neighbourhood(FLAT)
+    survives(evidence, upper, BY_HAND.neighbourhood, 0.5)
     evidence.counterexample = (
         "G = exp(⟨x, y⟩/10⁶), x = (0.5, 0.5), its other token (1, −0.2) becomes (−1, 0.4): the "
         f"output moves by {float(moved):.3f}, the printed bound is {float(right):.2g}"
@@ -364,7 +364,7 @@ def _plain(x: Tensor) -> Tensor:
 @claim("M-P26", "τ(T) < 1: the stack with shared weights has one fixed point", Verdict.CONFIRMED)
 def fixed_point(evidence: Evidence) -> None:
     value = 0.5 * torch.eye(2, dtype=F64)
-    constant = bounds.contraction.attention(FLAT, value).bound / 2
+    constant = bounds.contraction.attention(FLAT, value).value / 2
     evidence.near("τ(T), certified by the corrected M-T23", constant, 0.303, 5e-4)
     eps, top, slope, diameter = by_hand(FLAT)
     formula = 0.25 * (1.5 * slope * diameter + top) / eps

@@ -290,7 +290,7 @@ def near_pairs(evidence: Evidence) -> None:
     attained, beyond, linear_ones = [], [], []
     for generator in evidence.generators():
         k, v = normal(generator, 2, 2), normal(generator, 2, 2)
-        constant = bounds.query_lipschitz(k, v, fl.Shannon()).bound
+        constant = bounds.query_lipschitz(k, v, fl.Shannon()).value
         way = (k[0] - k[1]) / (k[0] - k[1]).norm()
         x, y = 3 * normal(generator, 2, 200, 2)
         x[0], y[0] = -1e-4 * way, 1e-4 * way  # where both keys weigh alike
@@ -425,7 +425,7 @@ def negation(evidence: Evidence) -> None:
     note_negation(evidence)
     share, outputs, exact = [], [], []
     setting = bounds.Setting(measures.Dot(4.0), bounds.Box(1.0), 2, 6)
-    bound = bounds.contraction.neighbourhood(setting).bound
+    bound = bounds.contraction.neighbourhood(setting).value
     kernel = measures.AttentionKernel(measures.Dot(4.0))
     for generator in evidence.generators():
         words = normal(generator, 7, 2).tanh()

@@ -26,7 +26,7 @@ _SMALL = ((1, 6, 4), (2, 8, 2), (3, 20, 1), (6, 60, 1))  # d, N and starts of a 
     Verdict.REFUTED,
 )
 def softmatch(evidence: Evidence) -> None:
-    bound = printed.printed_gaussian(1, 9).bound
+    bound = printed.printed_gaussian(1, 9).value
     found = _neighbour_moved(9, 0.8)
     evidence.printed_below(
         "N = 9: x = 0, neighbour at 0.8 moved, others far: quotient", found, bound
@@ -40,7 +40,7 @@ def softmatch(evidence: Evidence) -> None:
     rates = number(*(_neighbour_rate(float(each)) for each in z))
     evidence.near("largest p + 2z²p(1 − p)", rates.max(), 0.6625, 1e-4)
     evidence.near("at z", z[rates.argmax()], 1.02, 0.01)
-    eight = printed.printed_gaussian(1, 8).bound
+    eight = printed.printed_gaussian(1, 8).value
     evidence.below("N = 8, z = 0.8: no violation yet", _neighbour_moved(8, 0.8), eight)
     evidence.printed_below("N = 8, z = 1.02: quotient", _neighbour_moved(8, 1.02), eight)
     for tokens, check in ((4.6e5, evidence.below), (5e5, evidence.printed_below)):
@@ -308,19 +308,19 @@ def _corrected(evidence: Evidence) -> None:
     """In the norm of the longest token, where there is a bound that holds."""
     for d, tokens in ((1, 8), (2, 6)):
         eye = torch.eye(d, dtype=F64)
-        certificate = bounds.gaussian_attention_lipschitz(eye, eye, tokens, norm="tokens")
+        bound = bounds.gaussian_attention_lipschitz(eye, eye, tokens, norm=bounds.LongestToken())
         setting = f"d = {d}, N = {tokens}"
-        formula = certificate.bound / _by_lambert(tokens) - 1
+        formula = bound.value / _by_lambert(tokens) - 1
         evidence.below(f"certified / (1 + 4 W((N − 1)/e)) − 1, {setting}", abs(formula))
         survives(
             evidence,
-            certificate,
+            bound,
             longest_token,
             0.2,
             name=f"1 + 4 W((N − 1)/e), {setting}",
             budget=(300, 20_000),
         )
-    size = bounds.gaussian_constant(10**6, "tokens") - _by_lambert(10**6)
+    size = bounds.gaussian_constant(10**6, bounds.LongestToken()) - _by_lambert(10**6)
     evidence.below("the constant − 1 − 4 W((N − 1)/e), N = 10⁶", abs(size))
 
 

@@ -1,5 +1,5 @@
 """Four constants of Vuckovic, Baratin and Tachet des Combes (2020) as printed. They are false, and
-`certificates.attack` finds it out; `certificates.contraction` has the corrected ones.
+`bounds.attack` finds it out; `bounds.contraction` has the corrected ones.
 
     M-P19b  W1(Psi_G mu, Psi_G nu) <= 2 Ly D / eps W1(mu, nu)
     M-T23   tau(A) <= d K 2 (Lx + Ly) D / eps
@@ -22,38 +22,39 @@ from torch import Tensor
 
 from fenchel.bounds import contraction
 from fenchel.bounds.attack import Attack, attack
-from fenchel.bounds.certificate import Certificate, State, Trials
+from fenchel.bounds.bound import Bound, State, Trials
 from fenchel.bounds.contraction import Setting
 from fenchel.bounds.domain import Box
+from fenchel.bounds.norms import Wasserstein1
 from fenchel.measures import Dot, Empirical, GaussianPotential, Measure, Softmatch
 from fenchel.measures.distances import wasserstein1
 
 
-def printed_measure(setting: Setting) -> Certificate:
+def printed_measure(setting: Setting) -> Bound:
     """M-P19b"""
     bound = 2 * setting.query_term()  # Lx = Ly for these potentials
-    return replace(contraction.in_measure(setting), name="Proposition 19, second part", bound=bound)
+    return replace(contraction.in_measure(setting), name="Proposition 19, second part", value=bound)
 
 
-def printed_attention(setting: Setting) -> Certificate:
+def printed_attention(setting: Setting) -> Bound:
     """M-T23, with the identity for a lookup"""
     bound = setting.dim * 4 * setting.query_term()
-    return replace(contraction.attention(setting), name="Theorem 23", bound=bound)
+    return replace(contraction.attention(setting), name="Theorem 23", value=bound)
 
 
-def printed_neighbourhood(setting: Setting) -> Certificate:
+def printed_neighbourhood(setting: Setting) -> Bound:
     """M-P25, with the identity for a lookup"""
     bound = setting.dim * 2 * setting.query_term()
-    return replace(contraction.neighbourhood(setting), name="Proposition 25", bound=bound)
+    return replace(contraction.neighbourhood(setting), name="Proposition 25", value=bound)
 
 
-def printed_gaussian(dim: int, tokens: int) -> Certificate:
+def printed_gaussian(dim: int, tokens: int) -> Bound:
     """M-P28"""
     slope = math.sqrt(dim * (math.log(tokens) + 1 / (2 * math.e)) * 2 / math.e)
     bound = slope + 1 + math.sqrt(dim) + 2
     given = ("all inputs", f"{tokens} tokens in R^{dim}")
     trials = GaussianTrials(dim, tokens)
-    return Certificate("Proposition 28", bound, "W1 (l1)", given, trials)
+    return Bound("Proposition 28", bound, Wasserstein1(), given, trials)
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,17 @@ def refute(
     for make in makers:
         left, best = budget, None
         while left > 0 and (best is None or best[1].holds):
-            certificate, words = _setting(make, generator)
-            tried = attack(certificate, min(left, 500), generator=generator)
+            bound, words = _setting(make, generator)
+            tried = attack(bound, min(left, 500), generator=generator)
             left -= tried.trials
             if best is None or tried.ratio > best[1].ratio:
                 best = (words, tried)
         assert best is not None
-        found[certificate.name] = best
+        found[bound.name] = best
     return found
 
 
-def _setting(make: object, generator: torch.Generator) -> tuple[Certificate, str]:
+def _setting(make: object, generator: torch.Generator) -> tuple[Bound, str]:
     """One setting at random: dimension, number of tokens, temperature."""
 
     def power(low: float, high: float) -> float:

@@ -37,7 +37,7 @@ def pipeline(evidence: Evidence) -> None:
     for count in (49, 100):
         for regularizer, modes in ((fl.Shannon(), 1), (fl.Tsallis(2.0), 1), (fl.Shannon(), 2)):
             layer = fnn.ContinuousAttention2d(
-                _GRID, regularizer, count, padding=False, modes=modes, iterations=2
+                _GRID, regularizer, count, padding=False, modes=fnn.Modes(modes, iterations=2)
             ).double()
             context, density = layer(features, scores)
             wrong += context.shape != (2, 2048)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fenchel.nn as fnn
 from fenchel import solve
 from fenchel.continuous import Density, Gaussian, Mixture, Paraboloid, cell_centers
-from fenchel.nn import Select
+from fenchel.nn import Modes, ModeSelection
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
 
 BLIND = "question-only"
@@ -87,8 +87,7 @@ class Reading(nn.Module):
                 grid,
                 own.regularizer,
                 own.functions,
-                modes=own.modes,
-                iterations=own.iterations,
+                modes=Modes(own.modes, own.iterations),
             )
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | Density | Mixture]:
@@ -107,7 +106,7 @@ class Reading(nn.Module):
             raise ValueError("modes are chosen for a continuous attention")
         from fenchel.continuous import Random
 
-        self.density.modes = Select(max_modes=5, penalty=penalty, start=Random(3, generator))
+        self.density.modes = ModeSelection(max_modes=5, penalty=penalty, start=Random(3, generator))
 
 
 def masses(attention: Tensor | Density | Mixture, grid: tuple[int, int], side: int) -> Tensor:

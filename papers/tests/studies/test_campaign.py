@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fenchel.bounds import Everywhere, token_map
+from fenchel.bounds import Everywhere, VectorMap, token_map_lipschitz
 from papers.studies import campaign
 from papers.studies.campaign import MAPS, TRANSPORT, Draw, stand
 
@@ -44,7 +44,7 @@ def test_every_bound_between_measures_stands_a_hundred_thousand_trials(make):
 def false_sometimes(draw):
     """True for half of the settings."""
     bound = 1.0 if draw.uniform() < 0.5 else 0.9
-    return token_map("sine", bound, torch.sin, (1, 2), Everywhere())
+    return token_map_lipschitz("sine", bound, VectorMap(torch.sin, (1, 2), Everywhere()))
 
 
 def test_a_false_kind_is_counted():

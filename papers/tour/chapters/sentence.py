@@ -114,26 +114,26 @@ def _estimate(tour: Tour) -> tuple[str, str]:
 def _moved(tour: Tour) -> tuple[str, str]:
     generator = tour.generator()
     keys, values = (torch.randn(24, 8, generator=generator, dtype=torch.float64) for _ in range(2))
-    certificate = bounds.query_lipschitz(keys, values, fl.Shannon(8**0.5))
-    attacked = bounds.attack(certificate, budget=300 if tour.quick else 2_000, generator=generator)
+    limit = bounds.query_lipschitz(keys, values, fl.Shannon(8**0.5))
+    attacked = bounds.attack(limit, budget=300 if tour.quick else 2_000, generator=generator)
     apart = torch.logspace(-1, 1.5, 9, dtype=torch.float64)
     query = torch.randn(200, 8, generator=generator, dtype=torch.float64)
     way = torch.nn.functional.normalize(query.flip(0), dim=-1)
     start = fl.attention(query, keys, values)
     ends = [fl.attention(query + step * way, keys, values) for step in apart]
     moved = [float((end - start).norm(dim=-1).max()) for end in ends]
-    bound = (certificate.bound * apart).tolist()
+    bound = (limit.value * apart).tolist()
 
     def paint(canvas: Canvas) -> None:
         ax = canvas.subplots()
         ax.set_title("how far an output moves")
-        ax.plot(apart, bound, color=draw.VERMILION, linestyle="--", label="certified")
+        ax.plot(apart, bound, color=draw.VERMILION, linestyle="--", label="bound")
         ax.plot(apart, moved, color=draw.BLUE, marker="o", markersize=3, label="seen")
         ax.set(xscale="log", yscale="log", xlabel="move of the query", ylabel="of the output")
         ax.legend(labelcolor=draw.INK)
 
     words = (
-        "No query can move the output beyond the certificate (dashed); an attack comes to "
+        "No query can move the output beyond the bound (dashed); an attack comes to "
         f"{attacked.ratio:.3f} of it."
     )
     return draw.panel(paint, "small", 2.0), words

@@ -1,4 +1,4 @@
-"""How far an output can move: certificates, the attack on them, and depth."""
+"""How far an output can move: bounds, the attack on them, and depth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fenchel import bounds
 from fenchel import measures as fm
-from fenchel.bounds import Certificate
+from fenchel.bounds import Bound
 from fenchel.lens import constants
 from fenchel.lens.constants import Seen
 from fenchel.lens.pictures import draw
@@ -28,20 +28,20 @@ two keys that share them evenly. So for all queries at once
 
     |y(q) − y(q′)| ≤ |q − q′| max over i, j of |vᵢ − vⱼ| |kᵢ − kⱼ| / (4τ)
 
-and no smaller number will do where that pair is an edge of the keys' hull. Every certificate of
+and no smaller number will do where that pair is an edge of the keys' hull. Every bound of
 fenchel says what it assumes, and can be attacked: random search, then gradient ascent, from where
 its proof is tight.
 
     from fenchel import bounds
     c = bounds.query_lipschitz(keys, values, fl.Shannon(τ))
-    c.bound, bounds.attack(c, budget=10_000).ratio
+    c.value, bounds.attack(c, budget=10_000).ratio
 """
 
 
 def chapter(tour: Tour) -> Chapter:
     layer, words = _layer(tour)
     figures = (_card(layer, words, tour), _depth(tour))
-    tables = (_certificates(layer, tour), _refuted(tour))
+    tables = (_attacked(layer, tour), _refuted(tour))
     return Chapter("How far an output can move", _INTRO, figures, tables)
 
 
@@ -77,7 +77,7 @@ def _card(layer: Seen, words: str, tour: Tour) -> Figure:
     for head in range(len(layer.keys)):
         made = constants.head_certificate(layer, head)
         own = layer.queries[head], layer.keys[head], layer.values[head], layer.temperature
-        rows.append((made.bound, bounds.attack(made, budget).observed, constants.max_local(*own)))
+        rows.append((made.value, bounds.attack(made, budget).observed, constants.max_local(*own)))
     bound, attacked, local = torch.tensor(rows, dtype=torch.float64).unbind(-1)
 
     def paint(canvas: Canvas) -> None:
@@ -88,10 +88,10 @@ def _card(layer: Seen, words: str, tour: Tour) -> Figure:
 
     tight = bound / attacked
     caption = (
-        f"The certificate card of {words}. Bars: the constant that holds for all queries. Crosses: "
+        f"The bounds of {words}. Bars: the constant that holds for all queries. Crosses: "
         f"the largest that an attack of {budget} trials found; certified / found is "
         f"{number(float(tight.median()), 6)} in the median and {number(float(tight.max()), 6)} at "
-        "worst. Dots: the largest at the layer's own queries, which no certificate for all queries "
+        "worst. Dots: the largest at the layer's own queries, which no bound for all queries "
         "can undercut."
     )
     alt = "For every head a bar for the bound, a cross on it for the attack, a dot below."
@@ -148,12 +148,12 @@ def _encoder(dim: int, whole: bool, seed: int) -> Any:
 # ---- tables
 
 
-def _certificates(layer: Seen, tour: Tour) -> Table:
+def _attacked(layer: Seen, tour: Tour) -> Table:
     generator = tour.generator()
     scores = layer.queries[0, 0] @ layer.keys[0].mT / layer.temperature
     eye = torch.eye(4, dtype=torch.float64)
     setting = bounds.Setting(fm.Dot(50.0), bounds.Box(1.0), dim=2)
-    made: list[tuple[str, Certificate]] = [
+    made: list[tuple[str, Bound]] = [
         ("query → output, softmax", constants.head_certificate(layer, 0)),
         (
             "query → output, sparsemax",
@@ -172,13 +172,13 @@ def _certificates(layer: Seen, tour: Tour) -> Table:
     ]
     budget = 300 if tour.quick else 1000
     rows = []
-    for name, certificate in made:
-        found = bounds.attack(certificate, budget, generator=generator)
+    for name, bound in made:
+        found = bounds.attack(bound, budget, generator=generator)
         mark = Mark(found.holds, "holds" if found.holds else "exceeded")
-        cells = (number(certificate.bound), number(found.observed), number(found.tightness, 3))
+        cells = (number(bound.value), number(found.observed), number(found.tightness, 3))
         rows.append((name, *cells, mark))
-    caption = f"Certificates under attack, {budget} trials each."
-    header = ("certificate", "bound", "strongest attack", "bound / attack", "")
+    caption = f"Bounds under attack, {budget} trials each."
+    header = ("of", "bound", "strongest attack", "bound / attack", "")
     return Table(caption, header, tuple(rows))
 
 
@@ -191,7 +191,7 @@ def _sparse(layer: Seen) -> Any:
 def _refuted(tour: Tour) -> Table:
     found = printed.refute(generator=tour.generator())
     rows = tuple(
-        (name, words, number(one.certified, 3), number(one.observed, 3), number(one.ratio, 3))
+        (name, words, number(one.bound.value, 3), number(one.observed, 3), number(one.ratio, 3))
         for name, (words, one) in found.items()
     )
     caption = (

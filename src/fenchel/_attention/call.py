@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fenchel._numerics import check_tensor, compute_dtype, has, readable
 from fenchel.priors import Prior, check_base
-from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import default_scale
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -110,19 +109,6 @@ def prepare(
         lead=lead,
         queries=query.shape[-2],
     )
-
-
-def check_regularizer(regularizer: object) -> None:
-    """Refuse a class, a name, a number or a mask where a regulariser is meant."""
-    if isinstance(regularizer, Tensor):
-        raise TypeError(
-            "regularizer must be a Regularizer such as Tsallis(1.5), got a tensor of shape "
-            f"{tuple(regularizer.shape)}; if it is a mask, pass attn_mask=mask"
-        )
-    if not isinstance(regularizer, Regularizer):
-        raise TypeError(
-            f"regularizer must be a Regularizer such as Tsallis(1.5), got {regularizer!r}"
-        )
 
 
 def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
-from fenchel._attention.call import Call, check_regularizer, prepare
+from fenchel._attention.call import Call, prepare
 from fenchel._attention.dense import softmax_paths
 from fenchel._attention.sparse import sparse_paths
 from fenchel._attention.tiled import TILES, tiled
 from fenchel._kernels.route import Path, Route, choose
 from fenchel.priors import Prior
-from fenchel.regularizers.contract import Regularizer
+from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 from fenchel.regularizers.shannon import Shannon
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -24,7 +25,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    regularizer: Regularizer = _SHANNON,
+    regularizer: Regularizer | Module = _SHANNON,
     *,
     base: Tensor | Prior | None = None,
     attn_mask: Tensor | None = None,
@@ -42,6 +43,7 @@ def attention(
     `Shannon()`. Memory grows with the number of tokens, not with its square.
 
     query: (..., head, query, d); key: (..., head, key, d); value: (..., head, key, d_value).
+    regularizer: or a module whose `forward()` returns one, such as `nn.LearnedTsallis`.
     base: how much room each key has: a tensor that broadcasts to the scores (..., query, key), or
         a prior; see `solve`.
     attn_mask: broadcasts to the scores; bool: True = attend; float: added to the scores.
@@ -53,7 +55,7 @@ def attention(
     sees fewer keys than `Budget(k)` asks for: under a causal mask the first queries. There give one
     budget per query: `Budget(torch.arange(1.0, queries + 1).clamp(max=k))`.
     """
-    check_regularizer(regularizer)
+    regularizer = resolve_regularizer(regularizer)
     call = prepare(
         query,
         key,
@@ -73,7 +75,7 @@ def explain(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    regularizer: Regularizer = _SHANNON,
+    regularizer: Regularizer | Module = _SHANNON,
     *,
     base: Tensor | Prior | None = None,
     attn_mask: Tensor | None = None,
@@ -88,7 +90,7 @@ def explain(
     runs on: native kernels
     not on AdaSplash on CUDA (never run on a device): it runs on the current CUDA device, ...
     """
-    check_regularizer(regularizer)
+    regularizer = resolve_regularizer(regularizer)
     call = prepare(
         query,
         key,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from fenchel._attention.call import check_regularizer
 from fenchel._attention.front import attention
 from fenchel._attention.recomputation import Blocks, called_by_a_checkpoint
-from fenchel.regularizers.contract import Regularizer
+from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 
 # They call attention where no mode sees it: an error is better than softmax in silence.
 _MULTIHEAD = (
@@ -39,7 +39,8 @@ _BLOCKS = Blocks()
 
 
 class replace_sdpa(TorchFunctionMode):
-    """Inside the block, every `scaled_dot_product_attention` uses this regulariser.
+    """Inside the block, every `scaled_dot_product_attention` uses this regulariser, or the one that
+    a module such as `nn.LearnedTsallis` makes at each call.
 
     >>> with fl.replace_sdpa(fl.Tsallis(1.5)):
     ...     model(x)
@@ -50,9 +51,9 @@ class replace_sdpa(TorchFunctionMode):
     `torch.nn.MultiheadAttention` and layers built on it raise: `fenchel.nn.convert` swaps those.
     """
 
-    def __init__(self, regularizer: Regularizer) -> None:
+    def __init__(self, regularizer: Regularizer | Module) -> None:
         super().__init__()
-        check_regularizer(regularizer)
+        resolve_regularizer(regularizer)  # refuses at once what is none
         self.regularizer = regularizer
 
     def __enter__(self) -> replace_sdpa:
@@ -87,7 +88,7 @@ class replace_sdpa(TorchFunctionMode):
 
 
 def _attend(
-    regularizer: Regularizer,
+    regularizer: Regularizer | Module,
     query: Any,
     key: Any,
     value: Any,

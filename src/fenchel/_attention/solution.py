@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
-from fenchel._attention.call import Call, check_regularizer, prepare
+from fenchel._attention.call import Call, prepare
 from fenchel._attention.tiled import solve_tile, split
 from fenchel._solution import Status
 from fenchel.priors import Prior
-from fenchel.regularizers.contract import Regularizer
+from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ def attention_solution(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    regularizer: Regularizer,
+    regularizer: Regularizer | Module,
     *,
     base: Tensor | Prior | None = None,
     attn_mask: Tensor | None = None,
@@ -88,7 +89,7 @@ def attention_solution(
 
     Arguments are those of `attention` but dropout. Not differentiable; weights in float32 at least.
     """
-    check_regularizer(regularizer)
+    regularizer = resolve_regularizer(regularizer)
     call = prepare(
         query,
         key,

@@ -3,7 +3,7 @@ them."""
 
 from fenchel.bounds import contraction, perturbation
 from fenchel.bounds.attack import Attack, attack
-from fenchel.bounds.certificate import Certificate, Check, compose
+from fenchel.bounds.bound import Bound, Check
 from fenchel.bounds.contraction import PotentialBounds, Setting
 from fenchel.bounds.domain import Ball, Box, Everywhere
 from fenchel.bounds.layers import (
@@ -13,9 +13,11 @@ from fenchel.bounds.layers import (
     layer_norm_lipschitz,
     residual,
     stack_lipschitz,
-    token_map,
+    token_map_lipschitz,
 )
-from fenchel.bounds.local import Local, local_lipschitz
+from fenchel.bounds.local import LocalConstant, local_lipschitz
+from fenchel.bounds.maps import VectorMap, compose
+from fenchel.bounds.norms import LongestToken, Wasserstein1
 from fenchel.bounds.query import query_bound, query_lipschitz
 from fenchel.bounds.self_attention import (
     Head,
@@ -27,14 +29,17 @@ from fenchel.bounds.self_attention import (
 __all__ = [
     "Attack",
     "Ball",
+    "Bound",
     "Box",
-    "Certificate",
     "Check",
     "Everywhere",
     "Head",
-    "Local",
+    "LocalConstant",
+    "LongestToken",
     "PotentialBounds",
     "Setting",
+    "VectorMap",
+    "Wasserstein1",
     "attack",
     "compose",
     "contraction",
@@ -51,5 +56,5 @@ __all__ = [
     "residual",
     "self_attention_lipschitz",
     "stack_lipschitz",
-    "token_map",
+    "token_map_lipschitz",
 ]

@@ -31,8 +31,9 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_whole
-from fenchel.bounds.certificate import Certificate, State, Trials
+from fenchel.bounds.bound import Bound, State, Trials
 from fenchel.bounds.domain import Ball, Box
+from fenchel.bounds.norms import VectorNorm, Wasserstein1
 from fenchel.measures import (
     AttentionKernel,
     Dot,
@@ -48,6 +49,7 @@ from fenchel.measures.distances import wasserstein1
 from fenchel.measures.potentials import InteractionPotential
 
 Space = Ball | Box
+_W1 = Wasserstein1()
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ def potential_bounds(potential: InteractionPotential, space: Space, dim: int) ->
         slope = 0.5 * math.log(2 / (math.e * potential.temperature))
         return PotentialBounds(-(across * across) / potential.temperature, 0.0, slope, slope)
     raise TypeError(
-        f"bounds are known for Dot, ScaledDot and GaussianPotential, got {type(potential).__name__}"
-        "; give `bounds=PotentialBounds(...)` for a potential of your own"
+        "bounds are derived for Dot, ScaledDot and GaussianPotential, got "
+        f"{type(potential).__name__}; give `bounds=PotentialBounds(...)` for another potential"
     )
 
 
@@ -90,14 +92,14 @@ def _check_plain(potential: Dot | ScaledDot | GaussianPotential) -> None:
         )
 
 
-# ---- the certificates
+# ---- the bounds
 
 
 @dataclass(frozen=True)
 class Setting:
     """Measures of `size` points in `space`, a set of R^dim, and a potential on it.
 
-    bounds: of the potential there; found if None.
+    bounds: of the potential there; computed if None.
     """
 
     potential: InteractionPotential
@@ -122,25 +124,25 @@ class Setting:
         """In the l1 norm."""
         return 2 * self.space.radius * (self.dim if isinstance(self.space, Box) else self.dim**0.5)
 
-    def constants(self) -> PotentialBounds:
+    def potential_bounds(self) -> PotentialBounds:
         return self.bounds or potential_bounds(self.potential, self.space, self.dim)
 
     def query_term(self) -> float:
         """Lx D / eps"""
-        known = self.constants()
-        return _exp(known.log_query_slope + math.log(self.diameter) - known.log_least)
+        g = self.potential_bounds()
+        return _exp(g.log_query_slope + math.log(self.diameter) - g.log_least)
 
     def measure_term(self) -> float:
         """(Ly D + top) / eps"""
-        known = self.constants()
-        slope = _exp(known.log_key_slope + math.log(self.diameter) - known.log_least)
-        return slope + _exp(known.log_most - known.log_least)
+        g = self.potential_bounds()
+        slope = _exp(g.log_key_slope + math.log(self.diameter) - g.log_least)
+        return slope + _exp(g.log_most - g.log_least)
 
-    def given(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[str, ...]:
         return (f"{self.space}, in R^{self.dim}", f"{type(self.potential).__name__} potential")
 
 
-def in_query(setting: Setting) -> Certificate:
+def in_query(setting: Setting) -> Bound:
     """x -> Psi_{G(x, .)} mu, in W1."""
     kernel = Softmatch(setting.potential)
 
@@ -149,10 +151,10 @@ def in_query(setting: Setting) -> Certificate:
         return wasserstein1(_first(at.at(t.x)), _first(at.at(t.y)))
 
     trials = MeasureTrials(setting, _apart, moved)
-    return _certificate("softmatch in its query", setting.query_term() / 2, setting, trials)
+    return _bound("softmatch in its query", setting.query_term() / 2, setting, trials)
 
 
-def in_measure(setting: Setting) -> Certificate:
+def in_measure(setting: Setting) -> Bound:
     """mu -> Psi_{G(x, .)} mu, for any one x, in W1."""
     kernel = Softmatch(setting.potential)
 
@@ -160,32 +162,32 @@ def in_measure(setting: Setting) -> Certificate:
         return wasserstein1(_first(kernel(t.mu).at(t.x)), _first(kernel(t.nu).at(t.x)))
 
     trials = MeasureTrials(setting, _between, moved)
-    return _certificate("softmatch in its measure", setting.measure_term(), setting, trials)
+    return _bound("softmatch in its measure", setting.measure_term(), setting, trials)
 
 
-def projection(setting: Setting) -> Certificate:
+def projection(setting: Setting) -> Bound:
     """mu -> the Dirac at its mean, in W1: 1, whatever the potential."""
 
     def moved(t: Trial) -> Tensor:
         return (t.mu.mean - t.nu.mean).abs().sum(-1)
 
     trials = MeasureTrials(setting, _between, moved)
-    return _certificate("moment projection", 1.0, setting, trials)
+    return _bound("moment projection", 1.0, setting, trials)
 
 
-def attention(setting: Setting, value: Tensor | None = None) -> Certificate:
+def attention(setting: Setting, value: Tensor | None = None) -> Bound:
     """mu -> mu A_mu, one self-attention step, in W1; value (d, d): the lookup, identity if None."""
     kernel, steep = _attention(setting, value)
 
     def moved(t: Trial) -> Tensor:
         return wasserstein1(t.mu @ kernel(t.mu), t.nu @ kernel(t.nu))
 
-    bound = _times(steep, setting.query_term() / 2 + setting.measure_term())
+    constant = _times(steep, setting.query_term() / 2 + setting.measure_term())
     trials = MeasureTrials(setting, _between, moved)
-    return _certificate("self-attention of measures", bound, setting, trials)
+    return _bound("self-attention of measures", constant, setting, trials)
 
 
-def attention_query(setting: Setting, value: Tensor | None = None) -> Certificate:
+def attention_query(setting: Setting, value: Tensor | None = None) -> Bound:
     """x -> the output of attention at x, in the l2 norm."""
     kernel, steep = _attention(setting, value)
 
@@ -196,12 +198,12 @@ def attention_query(setting: Setting, value: Tensor | None = None) -> Certificat
     def apart(t: Trial) -> Tensor:
         return _length(t.x - t.y)
 
-    bound = _times(math.sqrt(setting.dim) * steep, setting.query_term() / 2)
+    constant = _times(math.sqrt(setting.dim) * steep, setting.query_term() / 2)
     trials = MeasureTrials(setting, apart, moved)
-    return _certificate("attention in its query", bound, setting, trials, norm=2.0)
+    return _bound("attention in its query", constant, setting, trials, norm=2.0)
 
 
-def neighbourhood(setting: Setting, value: Tensor | None = None) -> Certificate:
+def neighbourhood(setting: Setting, value: Tensor | None = None) -> Bound:
     """The neighbourhood mu -> the output of attention at x: l1 of the outputs over W1."""
     kernel, steep = _attention(setting, value)
 
@@ -210,8 +212,8 @@ def neighbourhood(setting: Setting, value: Tensor | None = None) -> Certificate:
         return (one - other).squeeze(-2).abs().sum(-1)
 
     trials = MeasureTrials(setting, _between, moved)
-    bound = _times(steep, setting.measure_term())
-    return _certificate("attention in its neighbourhood", bound, setting, trials)
+    constant = _times(steep, setting.measure_term())
+    return _bound("attention in its neighbourhood", constant, setting, trials)
 
 
 def _attention(setting: Setting, value: Tensor | None) -> tuple[AttentionKernel, float]:
@@ -224,10 +226,10 @@ def _attention(setting: Setting, value: Tensor | None) -> tuple[AttentionKernel,
     return AttentionKernel(setting.potential, lookup=Lookup(value)), float(value.abs().sum(0).max())
 
 
-def _certificate(
-    name: str, bound: float, setting: Setting, trials: Trials, norm: float | str = "W1 (l1)"
-) -> Certificate:
-    return Certificate(name, bound, norm, setting.given(), trials)
+def _bound(
+    name: str, value: float, setting: Setting, trials: Trials, norm: VectorNorm | Wasserstein1 = _W1
+) -> Bound:
+    return Bound(name, value, norm, setting.assumptions(), trials)
 
 
 def _exp(x: float) -> float:

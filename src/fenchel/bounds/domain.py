@@ -1,4 +1,4 @@
-"""Where a certificate holds: everywhere, or with every token in a ball."""
+"""Where a bound holds: everywhere, or with every token in a ball or a box."""
 
 from __future__ import annotations
 

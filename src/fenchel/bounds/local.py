@@ -1,6 +1,6 @@
 """The Lipschitz constant at a point: the operator norm of the Jacobian there.
 
-It bounds nothing beyond the point, and is what every certificate must exceed.
+It bounds nothing beyond the point, and is what every bound must exceed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COLUMNS = 2**22  # numbers of the Jacobian that are held at once
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalConstant:
     """value: the norm. error: a singular value lies within this of it, for norm 2; zero else.
     products: with the Jacobian or its transpose. direction: the input that is stretched most."""
 
@@ -35,15 +35,16 @@ def local_lipschitz(
     x: Tensor,
     norm: float = 2.0,
     *,
-    tolerance: float = 1e-10,
-    max_products: int = 200,
+    tolerance: float | None = None,
+    max_products: int | None = None,
     generator: torch.Generator | None = None,
-) -> Local:
+) -> LocalConstant:
     """sup |J b| / |b| at x, J the Jacobian of `function`: any shapes, norms 1, 2 or inf.
 
     norm 2: Golub and Kahan's bidiagonalisation with a random start, until the residual is at most
-    tolerance * value or max_products are used. The residual is a proven distance to a singular
-    value, and with a random start almost surely the largest. norm 1: all columns; inf: all rows.
+    tolerance * value (1e-10 if None) or max_products (200 if None) are used. The residual is a
+    proven distance to a singular value, and with a random start almost surely the largest.
+    norm 1: all columns; inf: all rows. These are exact, and take none of the three.
 
     >>> matrix = torch.tensor([[3.0, 0.0], [4.0, 5.0]], dtype=torch.float64)
     >>> x = torch.zeros(2, dtype=torch.float64)
@@ -53,18 +54,32 @@ def local_lipschitz(
     7.0
     """
     check_tensor(x, "x")
-    check_whole(max_products, "max_products", 2)
     if not x.is_floating_point() or not x.numel():
         raise ValueError(f"x must be floating point and not empty, got {x.dtype} {tuple(x.shape)}")
+    if norm not in (1, 2, math.inf):
+        raise ValueError(f"norm must be 1, 2 or inf, got {norm!r}")
+    x = x.detach()
+    if norm != 2:
+        _refuse_search(norm, tolerance=tolerance, max_products=max_products, generator=generator)
+        with torch.no_grad(), _differentiable():
+            return _summed(function, x, norm)
+    tolerance = 1e-10 if tolerance is None else tolerance
+    max_products = 200 if max_products is None else max_products
+    check_whole(max_products, "max_products", 2)
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
-    x = x.detach()
     with torch.no_grad(), _differentiable():
-        if norm == 2:
-            return _bidiagonalised(_Products(function, x), tolerance, max_products, generator)
-        if norm in (1, math.inf):
-            return _summed(function, x, norm)
-    raise ValueError(f"norm must be 1, 2 or inf, got {norm!r}")
+        return _bidiagonalised(_Products(function, x), tolerance, max_products, generator)
+
+
+def _refuse_search(norm: float, **settings: object) -> None:
+    """Norms 1 and inf are sums: nothing is searched for."""
+    given = [name for name, setting in settings.items() if setting is not None]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} belong to the search for norm 2, got norm {norm}, which is "
+            "computed exactly; leave them out"
+        )
 
 
 @contextmanager
@@ -84,8 +99,8 @@ class _Products:
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> None:
         self.function, self.x, self.count, self.unit = function, x, 0, 1.0
-        made, self.pull = torch.func.vjp(function, x)  # type: ignore[misc]
-        self.shape = made.shape
+        output, self.pull = torch.func.vjp(function, x)  # type: ignore[misc]
+        self.shape = output.shape
 
     def forward(self, b: Tensor) -> Tensor:
         self.count += 1
@@ -103,7 +118,7 @@ class _Products:
 
 def _bidiagonalised(
     products: _Products, tolerance: float, most: int, generator: torch.Generator | None
-) -> Local:
+) -> LocalConstant:
     """J V = U B with U, V orthonormal and B upper bidiagonal; B's largest singular value."""
     x = products.x
     generator = torch.Generator().manual_seed(0) if generator is None else generator
@@ -129,7 +144,7 @@ def _bidiagonalised(
         _, singular, vh = _decomposed(diagonal, above)
         value, error, direction = float(singular[0]), 0.0, torch.stack(right, 1) @ vh[0].to(x)
     unit = products.unit
-    return Local(unit * value, unit * error, products.count, direction.view_as(x))
+    return LocalConstant(unit * value, unit * error, products.count, direction.view_as(x))
 
 
 def _decomposed(diagonal: list[float], above: list[float]) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,10 +164,10 @@ def _across(x: Tensor, basis: list[Tensor]) -> Tensor:
     return x
 
 
-def _summed(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> Local:
+def _summed(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> LocalConstant:
     """Norm 1: the largest column's sum of sizes; inf: the largest row's."""
-    made, pull = torch.func.vjp(function, x)  # type: ignore[misc]
-    count, across = (x.numel(), made) if norm == 1 else (made.numel(), x)
+    output, pull = torch.func.vjp(function, x)  # type: ignore[misc]
+    count, across = (x.numel(), output) if norm == 1 else (output.numel(), x)
     some = max(1, _COLUMNS // max(1, across.numel()))
     best, place, row = -1.0, 0, x.new_zeros(x.shape)
     for start in range(0, count, some):
@@ -162,7 +177,7 @@ def _summed(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> Loc
             push = lambda b: torch.func.jvp(function, (x,), (b.view_as(x),))[1]  # noqa: E731
             lines = torch.vmap(push)(units)
         else:
-            lines = torch.vmap(lambda a: pull(a.view_as(made))[0])(units)
+            lines = torch.vmap(lambda a: pull(a.view_as(output))[0])(units)
         sums = lines.reshape(len(units), -1).abs().sum(-1)
         if float(sums.max()) > best:
             best, place = float(sums.max()), start + int(sums.argmax())
@@ -171,4 +186,4 @@ def _summed(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> Loc
     if norm == 1:
         direction = torch.zeros(count, dtype=x.dtype, device=x.device)
         direction[place] = 1
-    return Local(best, 0.0, count, direction.view_as(x))
+    return LocalConstant(best, 0.0, count, direction.view_as(x))

@@ -1,5 +1,5 @@
 """Bounds of layers that keep them by construction: differentiable in the weights, so that a layer
-can divide by its own bound and still be trained.
+can divide by its bound and still be trained.
 
 **Gaussian heads.** z_h = W_h x, g_h = softmax(-|z_hi - z_hj|^2 / tau_h) z_h, Y = sum_h M_h g_h.
 Every head has |dg_h| <= c(n) |W_h dX|, whatever tau_h (`self_attention`). With all heads stacked,
@@ -21,8 +21,8 @@ n' <= n other tokens, and all bounds grow with n. Their outputs must not count: 
 see the same single key have the constant sqrt(n), whatever the scores.
 
 **Precision.** Norms are computed in float64 whatever the layer computes in. Where factors cancel,
-|O V| is known up to the rounding of the products, which is added: of those here, and of those that
-a layer makes in its own dtype.
+|O V| is exact up to the rounding of the products, which is added: of those here, and of those that
+a layer makes in the dtype it computes in.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, has
-from fenchel.bounds.certificate import Certificate, MapTrials
+from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
+from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap, trials_of
 from fenchel.bounds.self_attention import gaussian_constant
 
 _LEAST = 1e-290  # below it a product of norms has lost digits, or is zero where no factor is
 
 
 @dataclass(frozen=True, eq=False)
-class Bounded:
+class BoundedMap:
     """A map (batch, n, d) -> (batch, n, d) and its constant, per sequence."""
 
     function: Callable[[Tensor], Tensor]
@@ -61,22 +62,29 @@ def gaussian_bound(projection: Tensor, output: Tensor, tokens: Sequence[int]) ->
     return _kept(bounds, one, other)
 
 
+@dataclass(frozen=True, eq=False)
+class DotWeights:
+    """query, key, value (head, m, d) of all heads, and output (e, head * m)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+
 def dot_bound(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    radius: float,
-    temperature: float,
-    tokens: Sequence[int],
+    weights: DotWeights, radius: float, temperature: float, tokens: Sequence[int]
 ) -> Tensor:
-    """query, key, value (head, m, d), output (e, head * m); one bound for each of `tokens`.
+    """One bound for each of `tokens`, of tokens within the radius.
 
     What `self_attention_lipschitz` gives, as a function of the weights. The layer is taken to
     multiply in the dtype of `output`.
     """
+    value, output = weights.value, weights.output
     eps = torch.finfo(output.dtype).eps
-    reach = _product_spectral(key.mT, query, eps) * radius**2 / temperature  # (head)
+    reach = (
+        _product_spectral(weights.key.mT, weights.query, eps) * radius**2 / temperature
+    )  # (head)
     many = reach.new_tensor(tokens).unsqueeze(-1)  # (count, 1)
     often = many / (1 + (many - 1) * (-2 * reach).exp())
     each = often.sqrt() * torch.hypot(reach, torch.ones_like(reach)) + reach  # (count, head): c_h
@@ -144,42 +152,45 @@ def size_of_sequence(x: Tensor) -> Tensor:
     return power_of_two(most.to(certificate_dtype(x.device))).clamp_min(2.0**-120)
 
 
-def layer_certificate(
+def layer_lipschitz(
     name: str,
-    layer: Bounded,
+    layer: BoundedMap,
     shape: tuple[int, int],
     *,
     unit: float,
     given: tuple[str, ...],
     radius: float | None = None,
-) -> Certificate:
+) -> Bound:
     """Of a layer that takes float64: shape (tokens, d); radius: of a ball to look into first."""
-    size = torch.Size(shape)
-    guesses = None if radius is None else _in_ball(size, radius)
-    trials = MapTrials(layer.function, size, Everywhere(), 2.0, unit, guesses)
+    guesses = None if radius is None else _in_ball(shape, radius)
+    trials = MapTrials(VectorMap(layer.function, shape, Everywhere()), Search(unit, guesses))
     assumptions = ("all inputs", f"{shape[0]} tokens", *given)
-    return Certificate(name, layer.constant, 2.0, assumptions, trials)
+    return Bound(name, layer.constant, 2.0, assumptions, trials)
 
 
-def mix(certificate: Certificate, share: float) -> Certificate:
+def mix(bound: Bound, share: float) -> Bound:
     """Of x -> (1 - share) x + share f(x)."""
-    trials = certificate.trials
-    if not isinstance(trials, MapTrials):
-        raise TypeError(f"certificate must certify a map of vectors, got {certificate.name}")
-    function = trials.function
+    trials = trials_of(bound, "bound")
+    function = trials.map.function
     mixed = replace(
-        trials, function=lambda x: (1 - share) * x + share * function(x), reach=math.inf
+        trials.map, function=lambda x: (1 - share) * x + share * function(x), reach=math.inf
     )
-    bound = mixed_bound(certificate.bound, share)
-    return replace(certificate, name=f"mixed {certificate.name}", bound=bound, trials=mixed)
+    return replace(
+        bound,
+        name=f"mixed {bound.name}",
+        value=mixed_constant(bound.value, share),
+        trials=replace(trials, map=mixed),
+    )
 
 
-def mixed_bound(bound: float, share: float) -> float:
-    return (1 - share) + share * bound
+def mixed_constant(constant: float, share: float) -> float:
+    """Of x -> (1 - share) x + share f(x), at most, for an f with this constant."""
+    return (1 - share) + share * constant
 
 
-def _in_ball(shape: torch.Size, radius: float) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda count, generator: Ball(radius).sample(count, shape, radius, generator)
+def _in_ball(shape: tuple[int, int], radius: float) -> Guesses:
+    size = torch.Size(shape)
+    return lambda count, generator: Ball(radius).sample(count, size, radius, generator)
 
 
 # ---- norms
@@ -207,8 +218,8 @@ def _product_spectral(left: Tensor, right: Tensor, eps: float) -> Tensor:
     with torch.no_grad():
         basis, rest = torch.linalg.qr(left.detach())
         side = _Side.of(rest @ right.detach(), basis)
-    found = _top(side, lambda v: right.mT @ (left.mT @ v), lambda v: left @ (right @ v))
-    return (found + slack) * (one * other)[..., 0, 0]
+    largest = _top(side, lambda v: right.mT @ (left.mT @ v), lambda v: left @ (right @ v))
+    return (largest + slack) * (one * other)[..., 0, 0]
 
 
 @dataclass(frozen=True, eq=False)

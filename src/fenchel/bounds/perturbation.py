@@ -27,71 +27,75 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_tensor, check_whole
-from fenchel.bounds.certificate import Certificate, State, Trials
+from fenchel.bounds.bound import Bound, State, Trials
 
 _STEPS = 100
 _LEAST = 1e-290  # below it weights have lost digits
 
 
-def dropped(scores: Tensor, values: Tensor, count: int) -> Certificate:
+def dropped(scores: Tensor, values: Tensor, count: int) -> Bound:
     """At most `count` of the n tokens are left out: any ones. scores (n), values (n, e).
 
     >>> scores, values = torch.zeros(4), torch.tensor([[1.0], [0.0], [0.0], [0.0]])
-    >>> round(dropped(scores, values, 1).bound, 6)
+    >>> round(dropped(scores, values, 1).value, 6)
     0.25
     """
     weights, values = _prepared(scores, values)
     _check_count(count, len(weights))
-    return _certificate(f"{count} dropped", weights, values, count, 0, 0.0, 0.0)
+    return _bound(f"{count} dropped", count, weights, values, Change(gone=count))
 
 
-def subsampled(scores: Tensor, values: Tensor, kept: int) -> Certificate:
+def subsampled(scores: Tensor, values: Tensor, kept: int) -> Bound:
     """Any `kept` of the n tokens stay."""
     weights, values = _prepared(scores, values)
     check_whole(kept, "kept", 1)
     if kept > len(weights):
         raise ValueError(f"kept must be at most the {len(weights)} tokens there are, got {kept}")
-    return _certificate(f"{kept} kept", weights, values, len(weights) - kept, 0, 0.0, 0.0)
+    return _bound(f"{kept} kept", kept, weights, values, Change(gone=len(weights) - kept))
 
 
 def added(
     scores: Tensor, values: Tensor, count: int, *, largest_score: float, radius: float
-) -> Certificate:
+) -> Bound:
     """At most `count` new tokens, with scores up to `largest_score` and values within `radius`."""
     weights, values = _prepared(scores, values)
     check_whole(count, "count", 1)
-    odds = _odds(scores, largest_score)
-    return _certificate(f"{count} added", weights, values, 0, count, odds, _checked_radius(radius))
+    change = Change(0, count, _odds(scores, largest_score), _checked_radius(radius))
+    return _bound(f"{count} added", count, weights, values, change)
 
 
 def replaced(
     scores: Tensor, values: Tensor, count: int, *, largest_score: float, radius: float
-) -> Certificate:
+) -> Bound:
     """At most `count` tokens are replaced by new ones, as for `added`."""
     weights, values = _prepared(scores, values)
     check_whole(count, "count", 1)
     if count > len(weights):
         raise ValueError(f"count must be at most the {len(weights)} tokens there are, got {count}")
-    odds = _odds(scores, largest_score)
-    inside = _checked_radius(radius)
-    return _certificate(f"{count} replaced", weights, values, count, count, odds, inside)
+    change = Change(count, count, _odds(scores, largest_score), _checked_radius(radius))
+    return _bound(f"{count} replaced", count, weights, values, change)
 
 
-def _certificate(
-    what: str,
-    weights: Tensor,
-    values: Tensor,
-    gone: int,
-    new: int,
-    odds: float,
-    radius: float,
-) -> Certificate:
-    bound = move_bound(weights, values, gone, new * odds, radius)
-    trials = TokenTrials(weights, values, gone, new, odds, radius)
-    given = ["these scores and values", f"any {what.split()[0]} of {len(weights)} tokens"]
-    if new:
-        given.append(f"new values within {radius:g}, new scores up to the given one")
-    return Certificate(f"output with tokens {what}", float(bound), 2.0, tuple(given), trials)
+@dataclass(frozen=True)
+class Change:
+    """How tokens may change: `gone` of them go, and `new` ones come, with values within `radius`
+    and exponentials of their scores of at most `odds` times the old total."""
+
+    gone: int
+    new: int = 0
+    odds: float = 0.0
+    radius: float = 0.0
+
+
+def _bound(words: str, count: int, weights: Tensor, values: Tensor, change: Change) -> Bound:
+    """words: the change, of which the sentence says that it is of any `count` tokens."""
+    mass = change.new * change.odds
+    bound = move_bound(weights, values, change.gone, mass, change.radius)
+    given = ["these scores and values", f"any {count} of {len(weights)} tokens"]
+    if change.new:
+        given.append(f"new values within {change.radius:g}, new scores up to the given one")
+    trials = TokenTrials(weights, values, change)
+    return Bound(f"output with tokens {words}", float(bound), 2.0, tuple(given), trials)
 
 
 def move_bound(
@@ -156,10 +160,7 @@ class TokenTrials(Trials):
 
     weights: Tensor
     values: Tensor
-    gone: int
-    new: int
-    odds: float
-    radius: float
+    change: Change
 
     def sample(self, count: int, generator: torch.Generator) -> State:
         n, width = self.values.shape
@@ -167,7 +168,8 @@ class TokenTrials(Trials):
         def normal(*shape: int) -> Tensor:
             return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
 
-        return self.project((normal(n), normal(self.new) + 1, normal(self.new, width)))
+        new = self.change.new
+        return self.project((normal(n), normal(new) + 1, normal(new, width)))
 
     def suspects(self, count: int, generator: torch.Generator) -> State | None:
         """Those go that pull the output one way, and the new ones stand at the other end."""
@@ -180,20 +182,21 @@ class TokenTrials(Trials):
         ways = ways / ways.norm(dim=-1, keepdim=True).clamp_min(1e-300)
         pull = ways @ about.mT
         ranks = self.weights * pull + self.weights * pull.amax(-1, keepdim=True)
-        new = (-self.radius * ways).unsqueeze(-2).expand(-1, self.new, -1)
-        return ranks, torch.zeros(count, self.new, dtype=torch.float64), new
+        many = self.change.new
+        new = (-self.change.radius * ways).unsqueeze(-2).expand(-1, many, -1)
+        return ranks, torch.zeros(count, many, dtype=torch.float64), new
 
     def project(self, state: State) -> State:
         ranks, scores, new = state
         size = new.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-        return ranks, scores.clamp(max=0.0), new * (self.radius / size).clamp(max=1.0)
+        return ranks, scores.clamp(max=0.0), new * (self.change.radius / size).clamp(max=1.0)
 
     def quotient(self, state: State) -> Tensor:
         ranks, scores, new = state
         kept = torch.ones_like(ranks)
-        if self.gone:
-            kept = kept.scatter(-1, ranks.topk(self.gone, -1).indices, 0.0)
-        mass = torch.cat([kept * self.weights, self.odds * scores.exp()], -1)
+        if self.change.gone:
+            kept = kept.scatter(-1, ranks.topk(self.change.gone, -1).indices, 0.0)
+        mass = torch.cat([kept * self.weights, self.change.odds * scores.exp()], -1)
         heavy = _heaviest(self.weights, self.values)
         about = self.values - heavy
         values = torch.cat([about.expand(len(ranks), -1, -1), new - heavy], -2)

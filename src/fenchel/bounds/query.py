@@ -39,16 +39,19 @@ of length R is at most R^4 / 12), so for softmax and |q - q0| <= radius
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._numerics import check_tensor
 from fenchel._solve import solve
-from fenchel.bounds.certificate import Certificate, MapTrials
+from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
+from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
+from fenchel.regularizers.contract import resolve_regularizer
 
 DUAL = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}
 _THIRD = 1 / (2 * math.sqrt(12))
@@ -58,12 +61,12 @@ _SHARES = torch.logspace(-2, 2, 41, dtype=torch.float64)  # t^2, relative to the
 def query_lipschitz(
     keys: Tensor,
     values: Tensor,
-    regularizer: Regularizer | None = None,
+    regularizer: Regularizer | Module | None = None,
     *,
     norm: float = 2.0,
     around: Tensor | None = None,
     radius: float | None = None,
-) -> Certificate:
+) -> Bound:
     """Of q -> sum_i p_i v_i with p = solve(<q, k_i>): keys (n, d), values (n, e).
 
     The scores are divided by the regulariser's temperature alone: for an attention layer that
@@ -72,45 +75,50 @@ def query_lipschitz(
     those within `radius` of `around`.
 
     >>> keys, values = torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [3.0]])
-    >>> query_lipschitz(keys, values, fl.Shannon(0.5)).bound
+    >>> query_lipschitz(keys, values, fl.Shannon(0.5)).value
     3.0
 
-    regularizer: Shannon, or Tsallis with alpha up to 2; Shannon() if None.
+    regularizer: Shannon, or Tsallis with alpha up to 2, or a module that makes one; Shannon() if
+    None.
     norm: of queries and outputs, 1, 2 or inf. around: (d), with radius, for Shannon and norm 2.
     """
-    regularizer = Shannon() if regularizer is None else regularizer
     keys, values = _checked(keys, values)
+    omega = _with_numbers(regularizer)
+    temperature = _parameters(omega)[1]
     # Only differences matter; taken first, they are exactly zero where keys or values agree.
     reach, start = float(values.norm(dim=-1).max()), values[0]
     keys, values = keys - keys[0], values - start
-    bound = float(query_bound(keys, values, regularizer, norm))
+    bound = float(query_bound(keys, values, omega, norm))
     domain: Everywhere | Ball = Everywhere()
     if around is not None or radius is not None:
-        domain = _ball(keys, regularizer, norm, around, radius)
-        bound = min(bound, _near(keys, values, regularizer, domain))
-    temperature = float(regularizer.temperature)  # type: ignore[attr-defined]
-    trials = MapTrials(
-        function=lambda q: solve(q @ keys.mT, regularizer).weights @ values + start,
+        domain = _ball(keys, omega, norm, around, radius)
+        bound = min(bound, _near(keys, values, omega, domain))
+    attention = VectorMap(
+        function=lambda q: solve(q @ keys.mT, omega).weights @ values + start,
         shape=keys.shape[1:],
         domain=domain,
         norm=norm,
-        unit=temperature / (float(distances(keys).max()) or 1.0),
-        guesses=_edges(keys, values, temperature, norm, domain),
         reach=reach,
     )
-    given = f"{domain}; these keys and values; scores <q, k> / {temperature:g}, {regularizer}"
-    return Certificate("query to output", bound, norm, (given,), trials)
+    search = Search(
+        unit=temperature / (float(distances(keys).max()) or 1.0),
+        guesses=_edges(keys, values, temperature, norm, domain),
+    )
+    given = f"{domain}; these keys and values; scores <q, k> / {temperature:g}, {omega}"
+    return Bound("query to output", bound, norm, (given,), MapTrials(attention, search))
 
 
 def query_bound(
-    keys: Tensor, values: Tensor, regularizer: Regularizer | None = None, norm: float = 2.0
+    keys: Tensor,
+    values: Tensor,
+    regularizer: Regularizer | Module | None = None,
+    norm: float = 2.0,
 ) -> Tensor:
     """The bound of `query_lipschitz` alone, in float64, for many sets at once.
 
     keys (..., n, d), values (..., n, e) -> (...)
     """
-    regularizer = Shannon() if regularizer is None else regularizer
-    alpha, temperature = _parameters(regularizer)
+    alpha, temperature = _parameters(_with_numbers(regularizer))
     if isinstance(norm, bool) or not isinstance(norm, int | float) or norm not in DUAL:
         raise ValueError(f"norm must be 1, 2 or inf, got {norm!r}")
     for name, x in (("keys", keys), ("values", values)):
@@ -154,37 +162,42 @@ def _scatter_bound(keys: Tensor, values: Tensor, alpha: float, temperature: floa
     return best * sizes[..., 0, 0]
 
 
-def _near(keys: Tensor, values: Tensor, regularizer: Regularizer, ball: Ball) -> float:
+def _near(keys: Tensor, values: Tensor, omega: Shannon | Tsallis, ball: Ball) -> float:
     """(3)"""
-    temperature = float(regularizer.temperature)  # type: ignore[attr-defined]
+    temperature = _parameters(omega)[1]
     assert ball.centre is not None
-    weights = solve(ball.centre @ keys.mT, regularizer).weights
+    weights = solve(ball.centre @ keys.mT, omega).weights
     about = keys - weights @ keys
     here = float(torch.linalg.matrix_norm((values * weights.unsqueeze(-1)).mT @ about, 2))
     wide, far = (float(distances(x).max()) for x in (values, keys))
     return here / temperature + ball.radius * _THIRD * wide * far**2 / temperature**2
 
 
-def _parameters(regularizer: Regularizer) -> tuple[float, float]:
-    """(alpha, temperature), of what has a certificate."""
-    alpha: float | Tensor = 1.0
-    if isinstance(regularizer, Shannon):
-        temperature = regularizer.temperature
-    elif isinstance(regularizer, Tsallis):
-        alpha, temperature = regularizer.alpha, regularizer.temperature
-    else:
-        kind = type(regularizer).__name__
-        raise TypeError(f"certificates are for Shannon and Tsallis, got {kind}")
-    if isinstance(alpha, Tensor) or isinstance(temperature, Tensor):
+def _with_numbers(choice: Regularizer | Module | None) -> Shannon | Tsallis:
+    """The regulariser, if it has a bound, with numbers where it held tensors of one."""
+    omega = Shannon() if choice is None else resolve_regularizer(choice)
+    if not isinstance(omega, Shannon | Tsallis):
+        kind = type(omega).__name__
+        raise TypeError(f"these bounds are for Shannon and Tsallis, got {kind}")
+    settings = {name: x for name, x in vars(omega).items() if isinstance(x, Tensor)}
+    if any(x.numel() != 1 for x in settings.values()):
         raise TypeError(
-            "alpha and temperature must be numbers here, not tensors; use .item(), head by head"
+            "alpha and temperature must be numbers here, not tensors with one for each head; bound "
+            "head by head, with .item()"
         )
+    numbers = {name: x.item() for name, x in settings.items()}
+    return replace(omega, **numbers)  # type: ignore[arg-type]
+
+
+def _parameters(omega: Shannon | Tsallis) -> tuple[float, float]:
+    """(alpha, temperature)"""
+    alpha = float(omega.alpha) if isinstance(omega, Tsallis) else 1.0
     if alpha > 2:
         raise ValueError(
             f"alpha must be at most 2, got {alpha:g}: beyond it the map is not Lipschitz, since "
             "p^(2 - alpha) has no bound where a weight leaves the support"
         )
-    return float(alpha), float(temperature)
+    return alpha, float(omega.temperature)
 
 
 def _check_vectors(name: str, x: object) -> None:
@@ -203,20 +216,20 @@ def _checked(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if x.dim() != 2:
             raise ValueError(f"{name} must be (n, d), got {tuple(x.shape)}; query_bound takes many")
     if len(keys) != len(values):
-        raise ValueError(f"one value a key is needed, got {len(keys)} keys, {len(values)} values")
+        raise ValueError(f"one value per key is needed, got {len(keys)} keys, {len(values)} values")
     return keys.detach().to(torch.float64), values.detach().to(torch.float64)
 
 
 def _ball(
     keys: Tensor,
-    regularizer: Regularizer,
+    omega: Shannon | Tsallis,
     norm: float,
     around: Tensor | None,
     radius: float | None,
 ) -> Ball:
     if around is None or radius is None:
-        raise ValueError("around and radius go together: the ball of queries that is certified")
-    if norm != 2 or not isinstance(regularizer, Shannon):
+        raise ValueError("around and radius go together: the ball of queries that the bound is for")
+    if norm != 2 or not isinstance(omega, Shannon):
         raise ValueError("a ball of queries is for Shannon and norm 2; leave out around and radius")
     check_tensor(around, "around")
     if not bool(around.isfinite().all()):
@@ -232,7 +245,7 @@ def _ball(
 
 def _edges(
     keys: Tensor, values: Tensor, temperature: float, norm: float, domain: Everywhere | Ball
-) -> Callable[[int, torch.Generator], Tensor]:
+) -> Guesses:
     """Queries that share all weight evenly between two keys, for the best pairs.
 
     log p_i + log p_j is concave in the query: Newton's method, its steps shortened so that no score

@@ -36,19 +36,18 @@ whatever the temperature, times |V| |W|.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fenchel._numerics import check_tensor, check_whole
-from fenchel.bounds.certificate import Certificate, MapTrials
+from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
+from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap
+from fenchel.bounds.norms import LongestToken, VectorNorm, check_token_norm
 from fenchel.scores import negative_squared_distance
-
-Norm = float | str
-_NORMS: tuple[Norm, ...] = (2.0, "tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,25 +85,25 @@ class Head:
             given = getattr(self, name)
             object.__setattr__(self, name, None if given is None else given.detach())
 
-    def bound(self, tokens: int, radius: float, norm: Norm = 2.0) -> float:
+    def bound(self, tokens: int, radius: float, norm: VectorNorm = 2.0) -> float:
         form = self.key.mT.double() @ self.query.double()  # A
         pull = spectral(form) * radius
         if self.query_bias is not None:
             pull += float((self.key.mT.double() @ self.query_bias.double()).norm())
         reach = pull / self.temperature * radius  # g R
         often = tokens / (1 + (tokens - 1) * math.exp(-2 * reach)) if norm == 2 else 1.0
-        own = spectral(form) * radius * radius / self.temperature
-        return spectral(self.value) * (math.sqrt(often) * math.hypot(1, reach) + own)
+        as_query = spectral(form) * radius * radius / self.temperature
+        return spectral(self.value) * (math.sqrt(often) * math.hypot(1, reach) + as_query)
 
     def output(self, x: Tensor) -> Tensor:
         """(..., n, d) -> (..., n, e)"""
         query, key, value = (m.to(x) for m in (self.query, self.key, self.value))
-        asked = x @ query.mT
+        queries = x @ query.mT
         if self.query_bias is not None:
-            asked = asked + self.query_bias.to(x)
-        weights = (asked @ (x @ key.mT).mT / self.temperature).softmax(-1)
-        made = weights @ (x @ value.mT)
-        return made if self.value_bias is None else made + self.value_bias.to(x)
+            queries = queries + self.query_bias.to(x)
+        weights = (queries @ (x @ key.mT).mT / self.temperature).softmax(-1)
+        output = weights @ (x @ value.mT)
+        return output if self.value_bias is None else output + self.value_bias.to(x)
 
     def reach(self, radius: float) -> float:
         """No output is longer, for tokens within the radius."""
@@ -118,26 +117,26 @@ def self_attention_lipschitz(
     *,
     output: Tensor | None = None,
     output_bias: Tensor | None = None,
-    norm: Norm = 2.0,
-) -> Certificate:
+    norm: VectorNorm = 2.0,
+) -> Bound:
     """Of X -> Y for X (tokens, d) with every token within `radius`.
 
-    Without masks: for norm "tokens" the bound holds under any mask, in l2 it does not. n queries
+    Without masks: for `LongestToken()` the bound holds under any mask, in l2 it does not. n queries
     that all see one key alone have the constant sqrt(n), whatever the scores.
 
     heads: one, or all of a multi-head attention, joined and multiplied by `output` (e, sum of the
     heads' sizes), then `output_bias` (e).
-    norm: 2, of all coordinates together, or "tokens", the longest token's.
+    norm: 2, of all coordinates together, or `LongestToken()`.
 
     >>> eye = torch.eye(2)
-    >>> self_attention_lipschitz(Head(eye, eye, eye, temperature=1e9), 8, radius=1.0).bound < 1.0001
+    >>> self_attention_lipschitz(Head(eye, eye, eye, temperature=1e9), 8, radius=1.0).value < 1.0001
     True
     """
     if isinstance(heads, torch.nn.Module):
         raise TypeError("heads must be Heads; heads_of(attention) makes them of torch's module")
     heads = [heads] if isinstance(heads, Head) else list(heads)
     check_whole(tokens, "tokens", 1)
-    check_norm(norm)
+    check_token_norm(norm)
     if not heads:
         raise ValueError("heads must not be empty")
     if radius is None or not 0 < radius < math.inf:
@@ -146,30 +145,28 @@ def self_attention_lipschitz(
             "Lipschitz on all of R^d; give the largest token length (after a layer norm with "
             "weight w and bias b at most sqrt(d) max|w| + |b|), or use gaussian_attention_lipschitz"
         )
-    bound, reach = _joined(
-        heads, [head.bound(tokens, radius, norm) for head in heads], radius, output
-    )
+    single = [head.bound(tokens, radius, norm) for head in heads]
+    bound, reach = _bound_and_reach(heads, single, radius, output)
     _check_bias(output_bias, "output_bias", _width(heads) if output is None else len(output))
     reach += size_of(output_bias)
 
     def function(x: Tensor) -> Tensor:
-        made = torch.cat([head.output(x) for head in heads], -1)
+        y = torch.cat([head.output(x) for head in heads], -1)
         if output is not None:
-            made = made @ output.to(x).mT
-        return made if output_bias is None else made + output_bias.to(x)
+            y = y @ output.to(x).mT
+        return y if output_bias is None else y + output_bias.to(x)
 
-    shape = torch.Size((tokens, heads[0].query.shape[1]))
-    ball = Ball(float(radius))
+    shape, ball = (tokens, heads[0].query.shape[1]), Ball(float(radius))
     guesses = _clusters(shape, ball) if norm == 2 else None
-    trials = MapTrials(function, shape, ball, norm, radius, guesses, reach)
+    trials = MapTrials(VectorMap(function, shape, ball, norm, reach), Search(radius, guesses))
     given = (f"{ball}", f"{tokens} tokens", "softmax of dot products, these matrices")
-    return Certificate("self-attention", bound, norm, given, trials)
+    return Bound("self-attention", bound, norm, given, trials)
 
 
-def _joined(
+def _bound_and_reach(
     heads: Sequence[Head], single: Sequence[float], radius: float, output: Tensor | None
 ) -> tuple[float, float]:
-    """Bound and reach of all heads, whose own bounds are `single`, after the output matrix."""
+    """Of all heads together, whose single bounds are given, after the output matrix."""
     bound = math.hypot(*single)
     reach = math.hypot(*(head.reach(radius) for head in heads))
     if output is None:
@@ -201,14 +198,14 @@ def lambert(x: float) -> float:
     return w
 
 
-def gaussian_constant(tokens: int, norm: Norm = 2.0) -> float:
+def gaussian_constant(tokens: int, norm: VectorNorm = 2.0) -> float:
     """Of z -> softmax(-|z_i - z_j|^2 / tau) z, on all of R^d, for any tau."""
     check_whole(tokens, "tokens", 1)
-    check_norm(norm)
+    check_token_norm(norm)
     if tokens > 2**53:
         raise ValueError("tokens must be at most 2^53")
     most, pair = lambert((tokens - 1) / math.e), lambert(1 / math.e)
-    if norm == "tokens":
+    if isinstance(norm, LongestToken):
         return 1 + 4 * most
     return math.sqrt((tokens + 1) / 2) + 2 * most + 2 * math.sqrt((tokens - 1) * pair * most)
 
@@ -219,13 +216,13 @@ def gaussian_attention_lipschitz(
     tokens: int,
     *,
     temperature: float = 1.0,
-    norm: Norm = 2.0,
-) -> Certificate:
+    norm: VectorNorm = 2.0,
+) -> Bound:
     """Of X -> Y with scores -|z_i - z_j|^2 / temperature, z = projection x, values value z: all X.
 
     projection (m, d), value (e, m); tokens: how many. The bound does not depend on the temperature.
 
-    >>> round(gaussian_attention_lipschitz(torch.eye(3), torch.eye(3), 1).bound, 9)
+    >>> round(gaussian_attention_lipschitz(torch.eye(3), torch.eye(3), 1).value, 9)
     1.0
     """
     for name, matrix in (("projection", projection), ("value", value)):
@@ -247,13 +244,13 @@ def gaussian_attention_lipschitz(
         return scores.softmax(-1) @ z @ value.to(x).mT
 
     unit = math.sqrt(temperature) / (spectral(projection) or 1.0)
-    shape = torch.Size((tokens, projection.shape[1]))
-    trials = MapTrials(function, shape, Everywhere(), norm, unit, far=1e3)
+    shape = (tokens, projection.shape[1])
+    trials = MapTrials(VectorMap(function, shape, Everywhere(), norm), Search(unit, far=1e3))
     given = ("all inputs", f"{tokens} tokens", "one projection for queries, keys and values")
-    return Certificate("Gaussian self-attention", bound, norm, given, trials)
+    return Bound("Gaussian self-attention", bound, norm, given, trials)
 
 
-def _clusters(shape: torch.Size, ball: Ball) -> Callable[[int, torch.Generator], Tensor]:
+def _clusters(shape: tuple[int, int], ball: Ball) -> Guesses:
     """Some tokens near one point, the others near another: where columns have large sums."""
     n, d = shape
 
@@ -287,8 +284,3 @@ def _check_bias(bias: Tensor | None, name: str, width: int) -> None:
     check_tensor(bias, name)
     if bias.shape != (width,) or not bool(bias.isfinite().all()):
         raise ValueError(f"{name} must be ({width},) and finite, got {tuple(bias.shape)}")
-
-
-def check_norm(norm: Norm) -> None:
-    if norm not in _NORMS:
-        raise ValueError(f"norm must be 2 or 'tokens', got {norm!r}")

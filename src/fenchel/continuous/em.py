@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._kernels import continuous as kernels
 from fenchel._kernels.route import against_continuous
@@ -32,6 +33,7 @@ from fenchel.continuous.moments import (
     normalised,
 )
 from fenchel.regularizers import Regularizer, Shannon
+from fenchel.regularizers.contract import resolve_regularizer
 
 Family = type[Gaussian] | type[Paraboloid]
 
@@ -116,7 +118,7 @@ def fit_mixture(
     iterations: int = 20,
     tolerance: float | None = None,
     start: Start | Mixture | None = None,
-    regularizer: Regularizer | None = None,
+    regularizer: Regularizer | Module | None = None,
     family: Family = Gaussian,
     floor: float = FLOOR,
 ) -> Mixture:
@@ -140,7 +142,7 @@ def fit_mixture(
     """
     _check_tolerance(tolerance)
     data = _data(weights, positions, iterations, floor, modes=modes)
-    regularizer = Shannon() if regularizer is None else regularizer
+    regularizer = Shannon() if regularizer is None else resolve_regularizer(regularizer)
     begun = _begin(start, data, modes)
     made = _iterate(begun, data, iterations, tolerance, regularizer)
     best = _best(made, data)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
+from torch.nn import Module
 
 from fenchel._numerics import check_tensor, has, where
 from fenchel._solve import solve
@@ -44,7 +45,9 @@ class Mixture(Distribution):
         super().__init__(shape[:-1], components.event_shape, validate_args=False)
 
     @classmethod
-    def from_scores(cls, scores: Tensor, components: Density, regularizer: Regularizer) -> Self:
+    def from_scores(
+        cls, scores: Tensor, components: Density, regularizer: Regularizer | Module
+    ) -> Self:
         """Mixing weights that solve max <scores, p> - Omega(p): `Tsallis(2.0)` leaves modes out."""
         return cls(solve(scores, regularizer).weights, components)
 

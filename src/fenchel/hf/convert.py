@@ -21,7 +21,7 @@ from fenchel.regularizers.contract import Regularizer
 
 M = TypeVar("M", bound=nn.Module)
 Held = Regularizer | nn.Module
-Choice = str | Path | Mapping[str, Any] | Held | Callable[[nn.Module], Held]
+RegularizerChoice = str | Path | Mapping[str, Any] | Held | Callable[[nn.Module], Held]
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how a forward of transformers asks for its function
 _OUTSIDE = {"torch", "builtins", "abc", "typing"}
@@ -29,10 +29,10 @@ _OTHER_WAYS = (
     "fenchel.nn.convert(model, regularizer) is for torch.nn.MultiheadAttention and the layers made "
     "of it, fenchel.replace_sdpa for what calls scaled_dot_product_attention"
 )
-_OWN = re.compile(r"softmax\(|scaled_dot_product_attention\(", re.IGNORECASE)
+_NORMALISES = re.compile(r"softmax\(|scaled_dot_product_attention\(", re.IGNORECASE)
 
 
-def convert(model: M, regularizer: Choice) -> M:
+def convert(model: M, regularizer: RegularizerChoice) -> M:
     """The model itself, every attention in it switched to the regulariser.
 
     >>> hf.convert(model, Tsallis(1.3))              # registered as "fenchel:tsallis-1.3"
@@ -56,7 +56,7 @@ def convert(model: M, regularizer: Choice) -> M:
     roots = _roots(model)
     attentions = attention_modules(model)
     name, held = _resolve(regularizer, attentions)
-    shared = _own_configs(model)
+    shared = _copy_configs(model)
     for root in roots:
         root.set_attn_implementation(name)
     missed = [
@@ -73,11 +73,15 @@ def convert(model: M, regularizer: Choice) -> M:
     return model
 
 
-def _resolve(regularizer: Choice, attentions: dict[str, Any]) -> tuple[str, dict[str, nn.Module]]:
+def _resolve(
+    regularizer: RegularizerChoice, attentions: dict[str, Any]
+) -> tuple[str, dict[str, nn.Module]]:
     """The name to switch to, and the regularisers that attentions will hold under it."""
     if isinstance(regularizer, Path | Mapping) or _names_file(regularizer):
-        own = held_by(regularizer, attentions)
-        return held_name(), {path: choose(omega, attentions[path]) for path, omega in own.items()}
+        recipe = held_by(regularizer, attentions)
+        return held_name(), {
+            path: choose(omega, attentions[path]) for path, omega in recipe.items()
+        }
     if isinstance(regularizer, str):
         if regularizer not in names():
             raise ValueError(
@@ -111,7 +115,7 @@ def _hold(module: nn.Module, regularizer: nn.Module | None) -> None:
     module.add_module(HELD, regularizer if first is None else regularizer.to(first.device))
 
 
-def _own_configs(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+def _copy_configs(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     """Copies in place of every configuration within, one for one; and what was there before."""
     before = [
         (module, name, value)
@@ -140,11 +144,11 @@ def attention_modules(model: nn.Module) -> dict[str, Any]:
     kinds = {type(module) for _, module in modules}
     asking = {kind for kind in kinds if _INTERFACE in _source(kind.forward)}
     alone = {kind for kind in kinds - asking if _computes_alone(kind)}
-    found: dict[str, Any] = {}
+    attentions: dict[str, Any] = {}
     left: list[str] = []
     for path, module in modules:
         if type(module) in asking and hasattr(module, "config"):
-            found[path] = module
+            attentions[path] = module
         elif type(module) in asking | alone:
             left.append(f"{path} ({type(module).__name__})")
     if left:
@@ -153,13 +157,13 @@ def attention_modules(model: nn.Module) -> dict[str, Any]:
             f"{_INTERFACE} in each forward of transformers {VERSION}. It would stay on softmax; "
             f"{_OTHER_WAYS}, and model.set_attn_implementation switches the rest alone"
         )
-    if not found:
+    if not attentions:
         raise ValueError(
             f"found no attention in {type(model).__name__}: looked through its modules for a "
             f"forward that uses {_INTERFACE}, in a transformers model; {_OTHER_WAYS}"
         )
     _check_semantics(model)
-    return found
+    return attentions
 
 
 def _check_semantics(model: nn.Module) -> None:
@@ -185,10 +189,10 @@ def _computes_alone(kind: type[nn.Module]) -> bool:
         return False
     bases = (base for base in kind.__mro__ if base.__module__.split(".")[0] not in _OUTSIDE)
     sources = [_source(base) for base in bases]
-    return any(not source or _OWN.search(source) for source in sources)
+    return any(not source or _NORMALISES.search(source) for source in sources)
 
 
-@lru_cache(1024)  # reading a source takes milliseconds, and an audit asks at every batch
+@lru_cache(1024)  # reading a source takes milliseconds, and an audit asks for every batch
 def _source(thing: Any) -> str:
     try:
         return inspect.getsource(inspect.unwrap(thing))

@@ -27,13 +27,13 @@ def alphas_of(recipe: str | Path | Mapping[str, Any]) -> dict[str, list[float]]:
             f"a recipe says format {FORMAT!r} and alphas by path of an attention, got the keys "
             f"{', '.join(map(str, document)) or 'none'}; `fenchel audit` writes one as recipe.json"
         )
-    found = {str(path): alphas for path, alphas in document["alphas"].items()}
-    for path, alphas in found.items():
+    by_path = {str(path): alphas for path, alphas in document["alphas"].items()}
+    for path, alphas in by_path.items():
         if not isinstance(alphas, list | tuple) or not alphas or not all(map(_is_alpha, alphas)):
             raise ValueError(
                 f"alphas of {path} must be a list of finite numbers of at least 1, got {alphas!r}"
             )
-    return {path: list(alphas) for path, alphas in found.items()}
+    return {path: list(alphas) for path, alphas in by_path.items()}
 
 
 def _is_alpha(x: object) -> bool:
@@ -76,25 +76,25 @@ def held_by(
 
 def _renamings(ours: list[str], theirs: list[str]) -> list[dict[str, str]]:
     """Path in the recipe -> path in the model, if all match, for each way to match them."""
-    made = []
+    renamings = []
     for end in (ours[0], theirs[0]) if ours and len(ours) == len(theirs) else ():
         others = theirs if end == ours[0] else ours
         fitting = [path for path in others if path == end or path.endswith(f".{end}")]
         for path in fitting:
             prefix = path[: len(path) - len(end)]
             if end == ours[0]:
-                made.append({own: prefix + own for own in ours if prefix + own in theirs})
+                renamings.append({name: prefix + name for name in ours if prefix + name in theirs})
             else:
-                made.append({prefix + own: own for own in theirs if prefix + own in ours})
-    return made
+                renamings.append({prefix + name: name for name in theirs if prefix + name in ours})
+    return renamings
 
 
 def _regularizer(alphas: list[float], path: str, attention: nn.Module) -> Tsallis:
     names = ("num_attention_heads", "num_heads", "n_heads")
-    own = [getattr(attention, name, None) for name in names]
-    if not any(isinstance(heads, int) for heads in own):
-        own = [getattr(getattr(attention, "config", None), name, None) for name in names]
-    for heads in own:
+    counts = [getattr(attention, name, None) for name in names]
+    if not any(isinstance(heads, int) for heads in counts):
+        counts = [getattr(getattr(attention, "config", None), name, None) for name in names]
+    for heads in counts:
         if isinstance(heads, int) and heads != len(alphas):
             raise ValueError(
                 f"the recipe is for another model: {path} has {heads} heads, the recipe "

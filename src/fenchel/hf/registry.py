@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
-from fenchel._attention.call import check_regularizer
 from fenchel.hf.library import AttentionInterface, AttentionMaskInterface
-from fenchel.hf.translate import Attention, HeldAttention
+from fenchel.hf.translate import HeldAttention, TranslatedAttention
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
+from fenchel.regularizers.contract import resolve_regularizer
 
 _STANDARD = {
     "fenchel:softmax": Shannon(),
@@ -22,7 +23,7 @@ _STANDARD = {
 _HELD = "fenchel:held"
 
 
-def register(name: str | None = None, regularizer: Regularizer | None = None) -> None:
+def register(name: str | None = None, regularizer: Regularizer | Module | None = None) -> None:
     """Make a regulariser available as `attn_implementation`.
 
     >>> hf.register()                                       # softmax, sparsemax, entmax15
@@ -34,8 +35,9 @@ def register(name: str | None = None, regularizer: Regularizer | None = None) ->
     same if their numbers are, those with a gradient only if they are one object.
 
     name: "fenchel:" and letters, digits, dots or dashes. Without arguments, the standard names.
-    regularizer: kept as it is, tensors included; parameters in it train but belong to no model. For
-        those `convert` takes the regulariser itself.
+    regularizer: kept as it is, tensors included; or a module whose `forward()` returns one.
+        Parameters in it train but belong to no model. For those `convert` takes the regulariser
+        itself.
     """
     if name is None and regularizer is None:
         for standard, omega in _STANDARD.items():
@@ -46,7 +48,7 @@ def register(name: str | None = None, regularizer: Regularizer | None = None) ->
             "register takes a name and a regulariser, or neither; got "
             f"name={name!r}, regularizer={regularizer!r}"
         )
-    check_regularizer(regularizer)
+    resolve_regularizer(regularizer)  # refuses at once what is none
     _check_name(name)
     _add(name, regularizer)
 
@@ -58,7 +60,7 @@ def names() -> list[str]:
     ['fenchel:entmax15', 'fenchel:softmax', 'fenchel:sparsemax']
     """
     interface = AttentionInterface()
-    return sorted(key for key in interface if isinstance(interface[key], Attention))
+    return sorted(key for key in interface if isinstance(interface[key], TranslatedAttention))
 
 
 def derived_name(regularizer: Regularizer) -> str:
@@ -86,16 +88,16 @@ def held_name() -> str:
     return _HELD
 
 
-def _add(name: str, regularizer: Regularizer) -> None:
+def _add(name: str, regularizer: Regularizer | Module) -> None:
     interface = AttentionInterface()
     if name not in interface:
-        _put(name, Attention(regularizer))
+        _put(name, TranslatedAttention(regularizer))
         return
-    known = getattr(interface[name], "regularizer", None)
-    if known is not None and _same(known, regularizer):
+    bound_to = getattr(interface[name], "regularizer", None)
+    if bound_to is not None and _same(bound_to, regularizer):
         return
-    meaning = interface[name] if known is None else _brief(known)
-    learned = " that is learned" if known is not None and _learns(known, regularizer) else ""
+    meaning = interface[name] if bound_to is None else _brief(bound_to)
+    learned = " that is learned" if bound_to is not None and _learns(bound_to, regularizer) else ""
     raise ValueError(
         f"{name!r} already means {meaning}{learned}, and a name cannot be bound again: models may "
         f"use it. Choose another, such as {name + '-2'!r}, or convert(model, regularizer) without "
@@ -122,12 +124,14 @@ def _check_name(name: object) -> None:
         raise ValueError(f"{name!r} is what hf.convert uses for regularisers that a model holds")
 
 
-def _same(left: Regularizer, right: Regularizer) -> bool:
-    """One problem: the same kind with the same parameters."""
-    mine, theirs = vars(left), vars(right)
-    if type(left) is not type(right) or mine.keys() != theirs.keys():
+def _same(left: Regularizer | Module, right: Regularizer | Module) -> bool:
+    """One problem: the same kind with the same parameters. A module may learn: one object."""
+    if isinstance(left, Module) or isinstance(right, Module):
+        return left is right
+    settings, others = vars(left), vars(right)
+    if type(left) is not type(right) or settings.keys() != others.keys():
         return False
-    return all(_equal(value, theirs[key]) for key, value in mine.items())
+    return all(_equal(value, others[key]) for key, value in settings.items())
 
 
 def _equal(left: object, right: object) -> bool:
@@ -140,13 +144,17 @@ def _equal(left: object, right: object) -> bool:
     return alike and torch.equal(left, right)
 
 
-def _learns(*regularizers: Regularizer) -> bool:
+def _learns(*regularizers: Regularizer | Module) -> bool:
+    if any(isinstance(regularizer, Module) for regularizer in regularizers):
+        return True
     settings = (value for regularizer in regularizers for value in vars(regularizer).values())
     return any(isinstance(value, Tensor) and value.requires_grad for value in settings)
 
 
-def _brief(regularizer: Regularizer) -> str:
+def _brief(regularizer: Regularizer | Module) -> str:
     """Without the numbers of tensors."""
+    if isinstance(regularizer, Module):
+        return f"the module {type(regularizer).__name__}"
     settings = (
         f"{name}=<tensor {tuple(value.shape)}>" if isinstance(value, Tensor) else f"{name}={value}"
         for name, value in vars(regularizer).items()

@@ -53,10 +53,10 @@ _PASSENGERS = frozenset(
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class TranslatedAttention:
     """sum_j p_j value_j for each query, in the signature of transformers' attention functions.
 
-    >>> Attention(Tsallis(1.5))(module, query, key, value, None, scaling=0.125)
+    >>> TranslatedAttention(Tsallis(1.5))(module, query, key, value, None, scaling=0.125)
 
     query: (batch, head, query, d); key, value: (batch, kv_head, key, d).
     attention_mask: (batch, 1 or head, query, key); bool: True = attend; float: added to the scores.
@@ -68,7 +68,7 @@ class Attention:
     model records attention, else None.
     """
 
-    regularizer: Regularizer
+    regularizer: Regularizer | nn.Module
 
     def __call__(
         self,
@@ -87,9 +87,13 @@ class Attention:
         _check_others(module, others)
         _check_mask(module, attention_mask, sliding_window, key.shape[2])
         visible, bias = split_mask(attention_mask, position_bias)
-        if _recorded(others):
-            causal = means_causal(module, is_causal, attention_mask, query)
-            return self._dense(query, key, value, visible, bias, causal, scaling, dropout)
+        causal = means_causal(module, is_causal, attention_mask, query)
+        if _wants_weights(others):
+            visible = _with_past(visible, query, key) if causal else visible
+            scores = _scores(query, key, bias, scaling)
+            heads, weights = self._attend_densely(scores, value, visible, dropout)
+            output = heads.to(query.dtype).transpose(1, 2).contiguous()
+            return output, weights.to(query.dtype)
         output = attention(
             query,
             key,
@@ -97,40 +101,38 @@ class Attention:
             self.regularizer,
             base=visible if bias is not None else None,
             attn_mask=visible if bias is None else bias,
-            is_causal=means_causal(module, is_causal, attention_mask, query),
+            is_causal=causal,
             scale=scaling,
             dropout_p=dropout,
             enable_gqa=key.shape[1] != query.shape[1],
         )
         return output.transpose(1, 2).contiguous(), None
 
-    def _dense(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        visible: Tensor | None,
-        bias: Tensor | None,
-        causal: bool,
-        scaling: float | None,
-        dropout: float,
+    def _attend_densely(
+        self, scores: Tensor, value: Tensor, visible: Tensor | None, dropout: float
     ) -> tuple[Tensor, Tensor]:
-        """The same attention through its weights, for calls that want to see them."""
-        precision = compute_dtype(query.dtype)
-        groups = query.shape[1] // key.shape[1]
-        # (batch, kv_head, key, d) -> (batch, head, key, d)
-        key, value = (x.to(precision).repeat_interleave(groups, 1) for x in (key, value))
-        if causal:
-            past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-            visible = past.tril() if visible is None else visible & past.tril()
-        with full_precision(query):
-            scores = scaled_dot(query.to(precision), key, scaling)
-            if bias is not None:
-                scores = scores + bias.to(precision)
+        """The same attention through its weights, for calls that want to see them: both in the
+        dtype of the scores (batch, head, query, key)."""
+        groups = scores.shape[1] // value.shape[1]
+        with full_precision(scores):
             weights = solve(scores, self.regularizer, base=visible).weights
             weights = nn.functional.dropout(weights, dropout)
-            output = (weights @ value).to(query.dtype)
-        return output.transpose(1, 2).contiguous(), weights.to(query.dtype)
+            return weights @ value.to(scores.dtype).repeat_interleave(groups, 1), weights
+
+
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, scaling: float | None) -> Tensor:
+    """(batch, head, query, key), in float32 at least; key (batch, kv_head, key, d)"""
+    precision = compute_dtype(query.dtype)
+    with full_precision(query):
+        by_head = key.to(precision).repeat_interleave(query.shape[1] // key.shape[1], 1)
+        scores = scaled_dot(query.to(precision), by_head, scaling)
+        return scores if bias is None else scores + bias.to(precision)
+
+
+def _with_past(visible: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """And no key after its query."""
+    past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    return past if visible is None else visible & past
 
 
 HELD = "fenchel_regularizer"  # the submodule of an attention that `convert` gave it
@@ -148,7 +150,7 @@ class HeldAttention:
                 f"{type(module).__name__} holds no regulariser; give it one with "
                 "fenchel.hf.convert(model, regularizer), then load the state dict"
             )
-        return Attention(held())(module, *arguments, **others)
+        return TranslatedAttention(held)(module, *arguments, **others)
 
 
 def split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -181,7 +183,7 @@ def means_causal(
     return bool(stated)
 
 
-def _recorded(others: dict[str, Any]) -> bool:
+def _wants_weights(others: dict[str, Any]) -> bool:
     """Whether the model wants the weights of this call."""
     if others.get("output_attentions"):
         return True

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fenchel._numerics import check_whole
 from fenchel.bounds import (
-    Certificate,
+    Bound,
     Head,
     attack,
     local_lipschitz,
@@ -127,12 +127,12 @@ def seen(model: Any, inputs: Mapping[str, Tensor], attention: Kind = "encoder") 
         yield Seen(query, key, value, to["tokens"][0].double(), 1 / one.scaling)
 
 
-def head_certificate(layer: Seen, head: int) -> Certificate:
+def head_certificate(layer: Seen, head: int) -> Bound:
     """Of one head's query -> output."""
     return query_lipschitz(layer.keys[head], layer.values[head], Shannon(layer.temperature))
 
 
-def self_attention_certificate(one: Attention, layer: Seen) -> Certificate:
+def self_attention_certificate(one: Attention, layer: Seen) -> Bound:
     """Of all heads together, tokens -> outputs side by side, on the ball of the text's tokens."""
     if one.kind != "encoder" or one.family.pair:
         raise ValueError("only self-attention without a position bias can be certified as a whole")
@@ -158,7 +158,7 @@ def _measured(layer: Seen, head: int, budget: int) -> tuple[float, ...]:
     wide = distances(keys).max() * distances(values).max() / (4 * layer.temperature)
     local = max_local(queries, keys, values, layer.temperature)
     paper = printed_log10(queries, keys, values, layer.temperature)
-    return certificate.bound, found.observed, float(wide), local, paper
+    return certificate.value, found.observed, float(wide), local, paper
 
 
 def max_local(queries: Tensor, keys: Tensor, values: Tensor, temperature: float) -> float:
@@ -187,9 +187,9 @@ def printed_log10(queries: Tensor, keys: Tensor, values: Tensor, temperature: fl
     return natural / math.log(10)
 
 
-def local_of(certificate: Certificate, tokens: Tensor) -> float:
+def local_of(certificate: Bound, tokens: Tensor) -> float:
     """The operator norm of the certified map's Jacobian at these tokens."""
-    function = certificate.trials.function  # type: ignore[attr-defined]
+    function = certificate.trials.map.function  # type: ignore[attr-defined]
     return local_lipschitz(lambda x: function(x.unsqueeze(0))[0], tokens, tolerance=1e-8).value
 
 

@@ -1,11 +1,12 @@
 """Modules: torch's multi-head attention with any regulariser, new or inside a model you have,
-attention over continuous domains, attention as estimation, and layers with certified constants."""
+attention over continuous domains, attention as estimation, and layers with a Lipschitz bound."""
 
 from fenchel.nn.continuous import (
     ContinuousAttention1d,
     ContinuousAttention2d,
     ContinuousTransformerLayer,
-    Select,
+    Modes,
+    ModeSelection,
 )
 from fenchel.nn.conversion import convert
 from fenchel.nn.lipschitz import (
@@ -15,14 +16,15 @@ from fenchel.nn.lipschitz import (
     LipschitzFeedForward,
 )
 from fenchel.nn.multihead import MultiheadAttention
-from fenchel.nn.preference import (
+from fenchel.nn.preference_attention import HeadForm, PreferenceAttention
+from fenchel.nn.preferences import (
     ContentPreference,
     LearnedReliability,
     PositionPreference,
-    PreferenceAttention,
     UniformPreference,
 )
 from fenchel.nn.regularizer import LearnedTsallis
+from fenchel.nn.solvers import Exact, FirstOrder, SecondOrder
 from fenchel.nn.transport import TransportAttention
 from fenchel.nn.universal import FixedPoint, Iteration, UniversalTransformer
 
@@ -32,17 +34,22 @@ __all__ = [
     "ContinuousAttention2d",
     "ContinuousTransformerLayer",
     "DotForm",
+    "Exact",
+    "FirstOrder",
     "FixedPoint",
     "GaussianForm",
+    "HeadForm",
     "Iteration",
     "LearnedReliability",
     "LearnedTsallis",
     "LipschitzAttention",
     "LipschitzFeedForward",
+    "ModeSelection",
+    "Modes",
     "MultiheadAttention",
     "PositionPreference",
     "PreferenceAttention",
-    "Select",
+    "SecondOrder",
     "TransportAttention",
     "UniformPreference",
     "UniversalTransformer",

@@ -30,13 +30,13 @@ from fenchel.nn.multihead import MultiheadAttention
 from fenchel.nn.regularizer import as_module
 from fenchel.regularizers import Regularizer, Shannon
 
-Basis = GaussianBasis | ParaboloidBasis
+AnyBasis = GaussianBasis | ParaboloidBasis
 
 
-class Attended(NamedTuple):
+class Expectation(NamedTuple):
     """context (..., channels), in the features' dtype, and the density it is an expectation under.
 
-    Where nothing is seen the context is zero and the density that of even weights.
+    Where nothing is visible the context is zero and the density that of even weights.
     """
 
     context: Tensor
@@ -44,7 +44,29 @@ class Attended(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Select:
+class Modes:
+    """So many modes for every example, by weighted EM (`continuous.fit_mixture`).
+
+    count: how many; one needs no EM. iterations: of EM. start: where it begins.
+    """
+
+    count: int
+    iterations: int = 20
+    start: Start = field(default_factory=Regions)
+
+    def __post_init__(self) -> None:
+        check_whole(self.count, "modes", 1)
+        check_whole(self.iterations, "iterations", 0)
+
+    def fit(self, weights: Tensor, positions: Tensor) -> Mixture:
+        """weights (..., L), positions (L, d) -> batch (...)"""
+        return fit_mixture(
+            weights, positions, self.count, iterations=self.iterations, start=self.start
+        )
+
+
+@dataclass(frozen=True)
+class ModeSelection:
     """As many modes for each example as pay for themselves (`continuous.select_mixture`)."""
 
     max_modes: int = 5
@@ -56,31 +78,39 @@ class Select:
         check_whole(self.max_modes, "max_modes", 1)
         check_whole(self.iterations, "iterations", 0)
 
+    def fit(self, weights: Tensor, positions: Tensor) -> Mixture:
+        """weights (..., L), positions (L, d) -> batch (...)"""
+        return select_mixture(
+            weights,
+            positions,
+            min(self.max_modes, len(positions)),
+            self.penalty,
+            iterations=self.iterations,
+            start=self.start,
+        )
+
 
 class _ContinuousAttention(Module):
     """What one and two dimensions share."""
 
     regularizer: Module  # calling it gives the Regularizer in use
+    modes: Modes | ModeSelection
 
     def __init__(
         self,
         regularizer: Regularizer | Module,
-        functions: int | Basis,
+        functions: int | AnyBasis,
         ridge: float,
         padding: bool,
-        modes: int | Select,
-        iterations: int,
+        modes: int | Modes | ModeSelection,
         dim: int,
     ) -> None:
         super().__init__()
-        if not isinstance(modes, Select):
-            check_whole(modes, "modes", 1)
-        check_whole(iterations, "iterations", 0)
         if not 0 <= ridge < math.inf:
             raise ValueError(f"ridge must be a finite number >= 0, got {ridge}")
-        self.modes, self.ridge, self.padding, self._dim = modes, ridge, padding, dim
-        self.iterations = iterations
-        self.basis = _own_basis(functions, dim)
+        self.ridge, self.padding, self._dim = ridge, padding, dim
+        self.modes = modes  # type: ignore[assignment]
+        self.basis = _make_basis(functions, dim)
         if isinstance(functions, int):
             self._place(torch.get_default_device(), self.basis.centers.dtype)
         self.regularizer = regularizer  # type: ignore[assignment]
@@ -89,31 +119,33 @@ class _ContinuousAttention(Module):
         if name == "regularizer":  # a module, as in MultiheadAttention: what it holds trains
             value = as_module(value).to(self.basis.centers.device)
             Member(value())  # says at once what it cannot do
+        if name == "modes" and not isinstance(value, Modes | ModeSelection):
+            value = Modes(value)
         super().__setattr__(name, value)
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> AnyBasis:
         """What the values are written in, on the module's device and in float32 or float64."""
         return self._basis
 
     @basis.setter
-    def basis(self, basis: Basis) -> None:
+    def basis(self, basis: AnyBasis) -> None:
         if basis.centers.shape[1] != self._dim:
             raise ValueError(f"the basis must have d = {self._dim}, got {basis.centers.shape[1]}")
-        self._given = basis  # as it was made: neither a cast nor the meta device can spoil it
+        self._original = basis  # neither a cast nor the meta device can spoil it
         self._place(basis.centers.device, basis.centers.dtype)
 
     def _place(self, device: torch.device, dtype: torch.dtype) -> None:
-        if self._given.centers.is_meta and device.type != "meta":
+        if self._original.centers.is_meta and device.type != "meta":
             raise ValueError(
-                "the basis was made on the meta device and has no values; pass a number of "
+                "the basis is on the meta device and has no values; pass a number of "
                 "functions, or set layer.basis to one that has some before moving the layer"
             )
-        self._basis = self._given.to(device=device, dtype=compute_dtype(dtype))
+        self._basis = self._original.to(device=device, dtype=compute_dtype(dtype))
         self._fits: dict[Any, ValueFit] = {}
 
     def _fit(self, shape: tuple[int, ...]) -> ValueFit:
-        """The regression for a grid of that shape, made once where it can serve later calls."""
+        """The regression for a grid of that shape, kept where it can serve later calls."""
         key = (shape, self.ridge, self.padding)
         if key in self._fits:
             return self._fits[key]
@@ -129,7 +161,7 @@ class _ContinuousAttention(Module):
         return fit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """The basis moves with the module, never below float32; regressions are made again."""
+        """The basis moves with the module, never below float32; regressions are computed again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         now = self.basis.centers
         target = fn(now)
@@ -139,27 +171,27 @@ class _ContinuousAttention(Module):
 
     def _attend(
         self, features: Tensor, what: Any, mask: Tensor | None, shape: tuple[int, ...]
-    ) -> Attended:
+    ) -> Expectation:
         fit = self._fit(shape)
         values = fit(features)
         self._check_precision(features, "features")
-        density, seen = what, None
+        density, visible = what, None
         if isinstance(what, Tensor):
-            seen = self._seen(what, mask, shape)
-            density = self._density(what, seen, shape)
+            visible = self._visible(what, mask, shape)
+            density = self._density(what, visible, shape)
         elif not isinstance(what, Density | Mixture):
             raise TypeError(f"scores must be a tensor or a density, got {type(what).__name__}")
         elif mask is not None:
-            raise ValueError("a mask goes with scores; a density has its own support")
+            raise ValueError("a mask goes with scores; a density says itself where it is zero")
         self._check_precision(density.mean, "density")
         _check_batches(features, density.batch_shape)
-        if seen is None:
-            return Attended(values.expect(density), density)
-        values = fit(torch.where(seen.unsqueeze(-1), features, features.new_zeros(())))
+        if visible is None:
+            return Expectation(values.expect(density), density)
+        values = fit(torch.where(visible.unsqueeze(-1), features, features.new_zeros(())))
         context = values.expect(density)
         # a row that sees nothing gives zeros, as everywhere
-        context = torch.where(seen.any(-1, keepdim=True), context, context.new_zeros(()))
-        return Attended(context, density)
+        context = torch.where(visible.any(-1, keepdim=True), context, context.new_zeros(()))
+        return Expectation(context, density)
 
     def density(
         self, scores: Tensor, shape: tuple[int, ...], mask: Tensor | None = None
@@ -169,34 +201,22 @@ class _ContinuousAttention(Module):
         mask: bool (..., L), True = attend; a score of -inf is masked too. A row that sees nothing
         gets the density of even weights over all positions.
         """
-        return self._density(scores, self._seen(scores, mask, shape), shape)
+        return self._density(scores, self._visible(scores, mask, shape), shape)
 
     def _density(
-        self, scores: Tensor, seen: Tensor | None, shape: tuple[int, ...]
+        self, scores: Tensor, visible: Tensor | None, shape: tuple[int, ...]
     ) -> Density | Mixture:
         positions = self._fit(shape).positions
-        weights = even_where_empty(scores, seen)
+        weights = even_where_empty(scores, visible)
         member = Member(self.regularizer())
-        if self.modes == 1:
+        if isinstance(self.modes, Modes) and self.modes.count == 1:
             return member.matched(weights, positions)
-        if isinstance(self.modes, Select):
-            choice = self.modes
-            mixture = select_mixture(
-                weights,
-                positions,
-                min(choice.max_modes, len(positions)),
-                choice.penalty,
-                iterations=choice.iterations,
-                start=choice.start,
-            )
-        else:
-            mixture = fit_mixture(
-                weights, positions, self.modes, iterations=self.iterations, start=Regions()
-            )
-        return member.mixture(mixture)
+        return member.mixture(self.modes.fit(weights, positions))
 
-    def _seen(self, scores: Tensor, mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
-        """Which positions each row may attend to; None where it is known to be all of them."""
+    def _visible(
+        self, scores: Tensor, mask: Tensor | None, shape: tuple[int, ...]
+    ) -> Tensor | None:
+        """Which positions each row may attend to; None where it is certain to be all of them."""
         cells = math.prod(shape)
         if scores.shape[-1:].numel() != cells or scores.dim() == 0:
             raise ValueError(
@@ -214,11 +234,11 @@ class _ContinuousAttention(Module):
         return allowed if not readable(scores) or has(~allowed) else None
 
     def _check_precision(self, given: Tensor, name: str) -> None:
-        own = self.basis.centers.dtype
-        if given.dtype == torch.float64 and own != torch.float64:
+        dtype = self.basis.centers.dtype
+        if given.dtype == torch.float64 and dtype != torch.float64:
             raise TypeError(
-                f"{name} in torch.float64 but the layer in {own}, which would be the precision of "
-                f"the answer; call layer.double(), or pass {name} in float32"
+                f"{name} in torch.float64 but the layer in {dtype}, which would be the precision "
+                f"of the answer; call layer.double(), or pass {name} in float32"
             )
 
     def extra_repr(self) -> str:
@@ -241,25 +261,24 @@ class ContinuousAttention1d(_ContinuousAttention):
         layer's.
     functions: how many Gaussians the values are written in, or a basis.
     ridge, padding: of the regression (`fenchel.continuous.ValueFit`).
-    modes: 1, K (weighted EM from K regions), or `Select(...)`.
-    iterations: of EM for K modes; `Select` has its own.
+    modes: a number K (one, or weighted EM from K regions with the default iterations),
+        `Modes(K, iterations)`, or `ModeSelection(...)`.
     """
 
     def __init__(
         self,
         regularizer: Regularizer | Module | None = None,
-        functions: int | Basis = 32,
+        functions: int | AnyBasis = 32,
         ridge: float = 0.01,
         padding: bool = True,
-        modes: int | Select = 1,
-        iterations: int = 20,
+        modes: int | Modes | ModeSelection = 1,
     ) -> None:
         chosen = Shannon() if regularizer is None else regularizer
-        super().__init__(chosen, functions, ridge, padding, modes, iterations, 1)
+        super().__init__(chosen, functions, ridge, padding, modes, 1)
 
     def forward(
         self, features: Tensor, scores: Tensor | Density | Mixture, mask: Tensor | None = None
-    ) -> Attended:
+    ) -> Expectation:
         """features (..., L, channels); scores (..., L), or densities (...) -> context, density.
 
         mask: bool (..., L), True = attend; a score of -inf is masked too. Features at masked
@@ -288,11 +307,10 @@ class ContinuousAttention2d(_ContinuousAttention):
         self,
         grid: tuple[int, int],
         regularizer: Regularizer | Module | None = None,
-        functions: int | Basis = 100,
+        functions: int | AnyBasis = 100,
         ridge: float = 0.01,
         padding: bool = True,
-        modes: int | Select = 1,
-        iterations: int = 20,
+        modes: int | Modes | ModeSelection = 1,
     ) -> None:
         if not isinstance(grid, tuple | list) or len(grid) != 2:
             raise ValueError(f"grid must be (rows, columns), got {grid}")
@@ -300,11 +318,11 @@ class ContinuousAttention2d(_ContinuousAttention):
             check_whole(size, "grid", 1)
         self.grid = (int(grid[0]), int(grid[1]))
         chosen = Shannon() if regularizer is None else regularizer
-        super().__init__(chosen, functions, ridge, padding, modes, iterations, 2)
+        super().__init__(chosen, functions, ridge, padding, modes, 2)
 
     def forward(
         self, features: Tensor, scores: Tensor | Density | Mixture, mask: Tensor | None = None
-    ) -> Attended:
+    ) -> Expectation:
         """features (..., L, channels); scores (..., L), or densities (...) -> context, density.
 
         L = rows * columns; mask and further axes as in `ContinuousAttention1d`.
@@ -329,7 +347,7 @@ class ContinuousTransformerLayer(Module):
         self,
         embed_dim: int,
         num_heads: int,
-        functions: int | Basis = 64,
+        functions: int | AnyBasis = 64,
         regularizer: Regularizer | Module | None = None,
         *,
         hidden: int | None = None,
@@ -341,8 +359,8 @@ class ContinuousTransformerLayer(Module):
             # A little narrower than apart: wider ones make large coefficients that cancel.
             check_whole(functions, "functions", 1)
             basis = _grid(functions, 0.5 / functions**2, 1)
-            made = ContinuousAttention1d(functions=basis, padding=False)
-            self.values = made.to(torch.get_default_device())
+            values = ContinuousAttention1d(functions=basis, padding=False)
+            self.values = values.to(torch.get_default_device())
         else:
             self.values = ContinuousAttention1d(functions=functions, padding=False)
         chosen = Shannon() if regularizer is None else regularizer
@@ -374,13 +392,13 @@ class ContinuousTransformerLayer(Module):
             operator = fit.masked(mask)
         # In units of the functions' heights, coefficients are about as large as tokens.
         height = fit.basis(fit.basis.centers).diagonal()
-        seen = weighted(operator.mT * height.unsqueeze(-1), self.before_attention(tokens))
-        mixed, _ = self.attention(seen, seen, seen, need_weights=False)
+        rows = weighted(operator.mT * height.unsqueeze(-1), self.before_attention(tokens))
+        mixed, _ = self.attention(rows, rows, rows, need_weights=False)
         read = weighted(fit.at_positions / height, mixed)  # (batch, L, embed_dim)
         tokens = tokens + self.dropout(read)
         inner = torch.nn.functional.gelu(self.widen(self.before_mlp(tokens)))
-        made: Tensor = tokens + self.dropout(self.narrow(inner))
-        return made
+        output: Tensor = tokens + self.dropout(self.narrow(inner))
+        return output
 
 
 def _check_batches(features: Tensor, batch: torch.Size) -> None:
@@ -393,8 +411,8 @@ def _check_batches(features: Tensor, batch: torch.Size) -> None:
         )
 
 
-def _own_basis(functions: int | Basis, dim: int) -> Basis:
-    """Given as a basis it is copied: the regression is made for what it is now.
+def _make_basis(functions: int | AnyBasis, dim: int) -> AnyBasis:
+    """Given as a basis it is copied: the regression is that of what it is now.
 
     A number makes equal Gaussians as wide as they are apart: narrower ones leave holes
     (CLAIMS F-Tab6.1).
@@ -411,6 +429,6 @@ def _own_basis(functions: int | Basis, dim: int) -> Basis:
 
 
 def _grid(count: int, variance: float, dim: int) -> GaussianBasis:
-    """With values, whatever the default device is: what is made on meta has none to move later."""
+    """With values, whatever the default device is: on meta there are none to move later."""
     with torch.device("cpu"):
         return GaussianBasis.grid(count, variance, dim)

@@ -40,7 +40,7 @@ class Member:
             return alpha
         while alpha.dim() > len(batch) and alpha.shape[0] == 1:  # (1, 1) of LearnedTsallis(1)
             alpha = alpha[0]
-        # One alpha a head is (heads, 1), for scores (..., heads, queries, L).
+        # One alpha per head is (heads, 1), for scores (..., heads, queries, L).
         if alpha.dim() > len(batch) or any(
             size not in (1, whole)
             for size, whole in zip(reversed(alpha.shape), reversed(batch), strict=False)
@@ -52,13 +52,15 @@ class Member:
         return alpha
 
     def matched(self, weights: Tensor, positions: Tensor) -> Density:
-        made: Density
+        """With the moments of the weights."""
+        density: Density
         if isinstance(self.alpha, Tensor) or self.alpha not in (1.0, 2.0):
             alpha = self._of(weights.shape[:-1])
-            made = match_moments(weights, positions, TsallisGaussian, alpha=alpha)
+            density = match_moments(weights, positions, TsallisGaussian, alpha=alpha)
         else:
-            made = match_moments(weights, positions, Gaussian if self.alpha == 1.0 else Paraboloid)
-        return made
+            family = Gaussian if self.alpha == 1.0 else Paraboloid
+            density = match_moments(weights, positions, family)
+        return density
 
     def mixture(self, gaussians: Mixture) -> Mixture:
         """The same moments in every mode."""
@@ -70,14 +72,14 @@ class Member:
             return gaussians
         elif alpha == 2.0:
             return Mixture(gaussians.mixing, Paraboloid.from_covariance(mean, covariance))
-        made = TsallisGaussian.from_covariance(mean, covariance, alpha)
-        return Mixture(gaussians.mixing, made)
+        modes = TsallisGaussian.from_covariance(mean, covariance, alpha)
+        return Mixture(gaussians.mixing, modes)
 
 
-def even_where_empty(scores: Tensor, seen: Tensor | None) -> Tensor:
-    """Softmax over what is seen; even over all positions where nothing is. (..., L)"""
+def even_where_empty(scores: Tensor, visible: Tensor | None) -> Tensor:
+    """Softmax over what is visible; even over all positions where nothing is. (..., L)"""
     scores = scores.to(compute_dtype(scores.dtype))
-    weights = solve(scores, Shannon(), base=seen).weights
-    if seen is None:
+    weights = solve(scores, Shannon(), base=visible).weights
+    if visible is None:
         return weights
-    return where(seen.any(-1, keepdim=True), weights, 1 / scores.shape[-1])
+    return where(visible.any(-1, keepdim=True), weights, 1 / scores.shape[-1])

@@ -35,40 +35,41 @@ def convert(
 
     A subclass of `torch.nn.MultiheadAttention` is refused: its own forward would be lost.
     """
-    found = _find(model)
-    chosen = [choose(regularizer, module) for module in found]  # may raise: nothing changed yet
-    for module, choice in zip(found, chosen, strict=True):
+    attentions = _find_attentions(model)
+    choices = [choose(regularizer, module) for module in attentions]  # may raise: before changes
+    for module, choice in zip(attentions, choices, strict=True):
         _adopt(module, choice)
     for module in model.modules():
-        if isinstance(module, torch.nn.TransformerEncoder) and _find_ours(module):
+        if isinstance(module, torch.nn.TransformerEncoder) and _is_converted(module):
             module.use_nested_tensor = False
     return model
 
 
-def _find(model: Module) -> list[Module]:
+def _find_attentions(model: Module) -> list[Module]:
     """What can be converted, each once however often it is used."""
     if not isinstance(model, Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    found: list[Module] = []
+    attentions: list[Module] = []
     for name, module in model.named_modules():
         if type(module) is torch.nn.MultiheadAttention or isinstance(module, MultiheadAttention):
-            found.append(module)
+            attentions.append(module)
         elif isinstance(module, torch.nn.MultiheadAttention):
             raise TypeError(
                 f"{name or 'the model'} is a {type(module).__name__}, derived from "
                 "torch.nn.MultiheadAttention: its own forward or parametrisation would be lost. "
                 "Replace it by a fenchel.nn.MultiheadAttention, or convert other parts one by one"
             )
-    if not found:
+    if not attentions:
         raise ValueError(
             f"found no torch.nn.MultiheadAttention in {type(model).__name__}, nor a converted one; "
             "for a Hugging Face model use fenchel.hf.convert, for one that calls "
             "scaled_dot_product_attention itself fenchel.replace_sdpa"
         )
-    return found
+    return attentions
 
 
-def _find_ours(model: Module) -> bool:
+def _is_converted(model: Module) -> bool:
+    """Whether any attention in it is ours."""
     return any(isinstance(module, MultiheadAttention) for module in model.modules())
 
 

@@ -20,20 +20,20 @@ def as_numbers(*values: float) -> Tensor:
 
 def check_numbers(layer: Module, state: object, names: Sequence[str]) -> None:
     """Refuse the state of a layer that is another function of the same weights."""
-    own, kind = layer.get_extra_state(), type(layer).__name__
-    if not isinstance(state, Tensor) or state.shape != own.shape:
-        raise ValueError(f"the extra state of {kind} must be like {own}, got {state!r}")
+    expected, kind = layer.get_extra_state(), type(layer).__name__
+    if not isinstance(state, Tensor) or state.shape != expected.shape:
+        raise ValueError(f"the extra state of {kind} must be like {expected}, got {state!r}")
     # a state dict may have been cast as a whole
     slack = torch.finfo(state.dtype).eps if state.is_floating_point() else 0.0
-    for name, mine, theirs in zip(names, own.tolist(), state.tolist(), strict=True):
-        if not math.isclose(mine, theirs, rel_tol=slack):
+    for name, ours, theirs in zip(names, expected.tolist(), state.tolist(), strict=True):
+        if not math.isclose(ours, theirs, rel_tol=slack):
             raise ValueError(
-                f"these weights are of a {kind} with {name} = {theirs:g}, this one has {mine:g} "
+                f"these weights are of a {kind} with {name} = {theirs:g}, this one has {ours:g} "
                 "and would be another function of them; build it with the same, and load into that"
             )
 
 
-class Numbered(Module):
+class NumberedLayer(Module):
     """A layer with such numbers. State dicts without them are older, or made by hand, and load."""
 
     def _load_from_state_dict(

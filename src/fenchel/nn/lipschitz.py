@@ -1,4 +1,4 @@
-"""Layers that cannot change faster than a constant: they divide by their own certified bound.
+"""Layers that cannot change faster than a constant: they divide by the bound of their weights.
 
 The constant is of X -> Y in the l2 norm of all coordinates of a sequence, X (n, d). It holds for
 every value of the parameters, hence after every step of any optimiser. It is that of the layer in
@@ -18,15 +18,15 @@ from torch.nn import Identity, Module, Parameter, ReLU, Sigmoid, Tanh
 from torch.nn.init import xavier_uniform_
 
 from fenchel._numerics import check_tensor, check_whole, compute_dtype, full_precision, where
-from fenchel.bounds.certificate import Certificate
+from fenchel.bounds.bound import Bound
 from fenchel.bounds.modules import (
-    Bounded,
+    BoundedMap,
     feed_forward_bound,
-    layer_certificate,
+    layer_lipschitz,
     of_size_one,
     shrinking,
 )
-from fenchel.nn.extra_state import Numbered, as_numbers, check_numbers
+from fenchel.nn.extra_state import NumberedLayer, as_numbers, check_numbers
 from fenchel.nn.lipschitz_heads import DotHeads, GaussianHeads, Heads
 
 _SLOPE_ONE = (Identity, ReLU, Sigmoid, Tanh)
@@ -78,17 +78,17 @@ class DotForm:
 _GAUSSIAN = GaussianForm()
 
 
-class LipschitzAttention(Numbered):
+class LipschitzAttention(NumberedLayer):
     """Self-attention X -> Y with |Y - Y'| <= constant |X - X'| for all sequences of n tokens.
 
     >>> layer = LipschitzAttention(16, 4, constant=0.9)
     >>> layer(torch.randn(2, 10, 16)).shape
     torch.Size([2, 10, 16])
-    >>> layer.certificate(10).bound <= 0.9
+    >>> layer.bound(10).value <= 0.9
     True
 
     Heads are joined and multiplied by an output matrix, which holds the values of the Gaussian form
-    too. With weights whose certified bound exceeds the constant the output is divided by the
+    too. With weights whose bound exceeds the constant the output is divided by the
     excess; with a smaller bound the layer is what its weights say: training may use less.
 
     The bound grows with n, for the Gaussian form a little faster than sqrt(n): the constant holds
@@ -136,10 +136,10 @@ class LipschitzAttention(Numbered):
         check_mask(key_padding_mask, x)
         dtype = working_dtype(x, self.output)
         with full_precision(x):
-            made = self.now(x.shape[1], key_padding_mask, dtype)(x.to(dtype))
-        return made.to(x.dtype)
+            output = self.now(x.shape[1], key_padding_mask, dtype)(x.to(dtype))
+        return output.to(x.dtype)
 
-    def now(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> Bounded:
+    def now(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> BoundedMap:
         """The layer with its present weights, whose norms are computed once: to call many times.
 
         dtype: float32 or float64, of what it takes; ignored: as key_padding_mask.
@@ -151,23 +151,23 @@ class LipschitzAttention(Numbered):
         scale, constant = self._scale(counts, dtype)
         scale = scale if which is None else scale[which]
         scale = scale.reshape(-1, 1, 1)  # (batch or 1, 1, 1)
-        return Bounded(lambda x: self._mapped(x, ignored, scale), constant)
+        return BoundedMap(lambda x: self._mapped(x, ignored, scale), constant)
 
-    def certificate(self, tokens: int) -> Certificate:
+    def bound(self, tokens: int) -> Bound:
         """Of the layer with its present weights, on sequences of so many tokens.
 
-        The bound is the constant, or less where the weights need less.
+        Its value is the constant, or less where the weights need less.
         """
         check_whole(tokens, "tokens", 1)
         with torch.no_grad():
             scale, constant = self._scale([tokens], compute_dtype(self.output.dtype))
         scale = scale.to("cpu", torch.float64)
         frozen = copy.deepcopy(self).to("cpu", torch.float64).requires_grad_(False)
-        layer = Bounded(lambda x: frozen._mapped(x, None, scale), constant)
+        layer = BoundedMap(lambda x: frozen._mapped(x, None, scale), constant)
         unit, radius = self.heads.look()
         shape = (tokens, self.embed_dim)
         given = (f"{self.form}, these weights",)
-        return layer_certificate(
+        return layer_lipschitz(
             "LipschitzAttention", layer, shape, unit=unit, given=given, radius=radius
         )
 
@@ -193,17 +193,17 @@ class LipschitzAttention(Numbered):
         allowed = None
         if ignored is not None:
             x = where(~ignored.unsqueeze(-1), x, 0.0)  # where anything may stand
-            own = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
-            allowed = (~ignored[:, None, None]) | own  # (batch, 1, n, n): no row is empty
-        joined, size = self.heads(x, allowed)
-        output, unit = of_size_one(self.output)
-        made: Tensor = joined @ output.to(x.dtype).mT * (scale * unit * size).to(x.dtype)
+            itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+            allowed = (~ignored[:, None, None]) | itself  # (batch, 1, n, n): no row is empty
+        heads, size = self.heads(x, allowed)
+        matrix, unit = of_size_one(self.output)
+        y: Tensor = heads @ matrix.to(x.dtype).mT * (scale * unit * size).to(x.dtype)
         if self.bias is not None:
-            made = made + self.bias.to(x.dtype)
-        return made if ignored is None else where(~ignored.unsqueeze(-1), made, 0.0)
+            y = y + self.bias.to(x.dtype)
+        return y if ignored is None else where(~ignored.unsqueeze(-1), y, 0.0)
 
 
-class LipschitzFeedForward(Numbered):
+class LipschitzFeedForward(NumberedLayer):
     """W_2 activation(W_1 x + b_1) + b_2 token by token, with |y - y'| <= constant |x - x'|.
 
     >>> layer = LipschitzFeedForward(16, constant=0.5)
@@ -249,24 +249,24 @@ class LipschitzFeedForward(Numbered):
         check_dtype(x, self.inner)
         dtype = working_dtype(x, self.inner)
         with full_precision(x):
-            made = self.now(dtype)(x.to(dtype))
-        return made.to(x.dtype)
+            output = self.now(dtype)(x.to(dtype))
+        return output.to(x.dtype)
 
-    def now(self, dtype: torch.dtype) -> Bounded:
+    def now(self, dtype: torch.dtype) -> BoundedMap:
         """The layer with its present weights, whose norms are computed once: to call many times."""
         scale, constant = self._scale(dtype)
-        return Bounded(lambda x: self._mapped(x, scale), constant)
+        return BoundedMap(lambda x: self._mapped(x, scale), constant)
 
-    def certificate(self, tokens: int) -> Certificate:
+    def bound(self, tokens: int) -> Bound:
         """Of the layer with its present weights, on sequences of so many tokens."""
         check_whole(tokens, "tokens", 1)
         with torch.no_grad():
             scale, constant = self._scale(compute_dtype(self.inner.dtype))
         scale = scale.to("cpu", torch.float64)
         frozen = copy.deepcopy(self).to("cpu", torch.float64).requires_grad_(False)
-        layer = Bounded(lambda x: frozen._mapped(x, scale), constant)
+        layer = BoundedMap(lambda x: frozen._mapped(x, scale), constant)
         shape, given = (tokens, self.embed_dim), ("these weights",)
-        return layer_certificate("LipschitzFeedForward", layer, shape, unit=1.0, given=given)
+        return layer_lipschitz("LipschitzFeedForward", layer, shape, unit=1.0, given=given)
 
     def extra_repr(self) -> str:
         hidden = len(self.inner)
@@ -274,11 +274,11 @@ class LipschitzFeedForward(Numbered):
 
     def get_extra_state(self) -> Tensor:
         """What the weights do not say, as numbers."""
-        kind = [isinstance(self.activation, known) for known in _SLOPE_ONE].index(True)
-        return as_numbers(self.constant, kind)
+        number = [isinstance(self.activation, kind) for kind in _SLOPE_ONE].index(True)
+        return as_numbers(self.constant, number)
 
     def set_extra_state(self, state: object) -> None:
-        names = ", ".join(f"{k} {known.__name__}" for k, known in enumerate(_SLOPE_ONE))
+        names = ", ".join(f"{number} {kind.__name__}" for number, kind in enumerate(_SLOPE_ONE))
         check_numbers(self, state, ("constant", f"activation ({names})"))
 
     def _scale(self, dtype: torch.dtype) -> tuple[Tensor, float]:
@@ -288,8 +288,8 @@ class LipschitzFeedForward(Numbered):
     def _mapped(self, x: Tensor, scale: Tensor) -> Tensor:
         hidden = self.activation(x @ self.inner.to(x.dtype).mT + self.inner_bias.to(x.dtype))
         outer, unit = of_size_one(self.outer)
-        made: Tensor = hidden @ outer.to(x.dtype).mT * (scale * unit).to(x.dtype)
-        return made + self.outer_bias.to(x.dtype)
+        y: Tensor = hidden @ outer.to(x.dtype).mT * (scale * unit).to(x.dtype)
+        return y + self.outer_bias.to(x.dtype)
 
 
 def _scale(bounds: Tensor, constant: float, dtype: torch.dtype) -> tuple[Tensor, float]:

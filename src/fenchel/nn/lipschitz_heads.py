@@ -17,6 +17,7 @@ from torch.nn.init import xavier_uniform_
 
 from fenchel._numerics import where
 from fenchel.bounds.modules import (
+    DotWeights,
     dot_bound,
     gaussian_bound,
     into_ball,
@@ -58,7 +59,7 @@ class GaussianHeads(Heads):
         unit = unit * size
         heat = self.log_temperature.to(unit.dtype).reshape(-1, 1, 1)  # (head, 1, 1)
         log_scale = 2 * unit.log().unsqueeze(1) - heat
-        return _averaged(negative_squared_distance(z, z, 1.0), log_scale, z, allowed), unit
+        return _average(negative_squared_distance(z, z, 1.0), log_scale, z, allowed), unit
 
     def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
         return gaussian_bound(self.projection, output, tokens)
@@ -88,15 +89,16 @@ class DotHeads(Heads):
         query, key, value = (_by_head(x @ m.to(x.dtype).mT, self.num_heads) for m, _ in pairs)
         of_query, of_key, of_value = (unit for _, unit in pairs)
         log_scale = of_query.log() + of_key.log() + 2 * size.log() - math.log(self.temperature)
-        made = _averaged(query @ key.mT, log_scale.unsqueeze(1), value, allowed)
-        return made, of_value * size
+        average = _average(query @ key.mT, log_scale.unsqueeze(1), value, allowed)
+        return average, of_value * size
 
     def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
         # (head * m, d) -> (head, m, d)
         query, key, value = (
             m.unflatten(0, (self.num_heads, -1)) for m in (self.query, self.key, self.value)
         )
-        return dot_bound(query, key, value, output, self.radius, self.temperature, tokens)
+        weights = DotWeights(query, key, value, output)
+        return dot_bound(weights, self.radius, self.temperature, tokens)
 
     def look(self) -> tuple[float, float | None]:
         return self.radius, self.radius
@@ -108,16 +110,16 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
     return by_head.transpose(1, 2)
 
 
-def _averaged(scores: Tensor, log_scale: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
+def _average(scores: Tensor, log_scale: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
     """(batch, head, n, n), (batch, head or 1, 1, 1), (batch, head, n, size)
     -> (batch, n, head * size), with the softmax of exp(log_scale) scores."""
     # A larger scale than the dtype holds leaves only the largest scores, as it would itself.
     top = math.log(torch.finfo(scores.dtype).max) - 1e-9
     scale = log_scale.clamp_max(top).exp().to(scores.dtype)
     if scores.shape[-1]:
-        seen = scores.detach()
-        seen = seen if allowed is None else where(allowed, seen, -math.inf)
-        scores = (scores - seen.amax(-1, keepdim=True)) * scale
+        live = scores.detach()
+        live = live if allowed is None else where(allowed, live, -math.inf)
+        scores = (scores - live.amax(-1, keepdim=True)) * scale
     if allowed is not None:
         scores = where(allowed, scores, -math.inf)
     return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from fenchel._attention.call import check_regularizer
 from fenchel._numerics import check_whole
-from fenchel.regularizers.contract import Regularizer, check_parameter
+from fenchel.regularizers.contract import Regularizer, check_parameter, resolve_regularizer
 from fenchel.regularizers.tsallis import Tsallis
 
 
 class LearnedTsallis(Module):
-    """`Tsallis(alpha)` with one alpha a head, trained: alpha = 1 + (upper - 1) sigmoid(raw).
+    """`Tsallis(alpha)` with one alpha per head, trained: alpha = 1 + (upper - 1) sigmoid(raw).
 
     >>> layer = fl.nn.MultiheadAttention(64, 8, regularizer=fl.nn.LearnedTsallis(8))
     >>> layer.regularizer.alpha                # (8, 1), all 1.5, with a gradient
@@ -74,8 +73,7 @@ class HeldRegularizer(Module):
 
     def __init__(self, regularizer: Regularizer) -> None:
         super().__init__()
-        check_regularizer(regularizer)
-        self._given = regularizer
+        self._given = resolve_regularizer(regularizer)
         self._held: list[str] = []
         for name, value in vars(regularizer).items():
             if isinstance(value, Tensor):

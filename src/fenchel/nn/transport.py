@@ -10,7 +10,10 @@ from torch.nn import Linear, Module
 from torch.nn.init import xavier_uniform_, zeros_
 
 from fenchel._numerics import check_tensor, check_whole
-from fenchel.dual.transport import dot_product_transport, transport
+from fenchel.dual.transport import dot_product_transport
+from fenchel.nn.solvers import Exact, FirstOrder
+
+_FIRST_ORDER = FirstOrder()
 
 
 class TransportAttention(Module):
@@ -39,7 +42,7 @@ class TransportAttention(Module):
     gamma: of the entropy of the plan; None: sqrt(embed_dim / num_heads).
     reliability: of the evidence, which is the projected query: a number > 0, or a module whose
         `forward()` returns (head, 1), such as `LearnedReliability(num_heads)`.
-    exact: solve the problem exactly, in float64; slower.
+    solver: `FirstOrder()`, or `Exact()`: in float64, and slower.
     bias: whether projections have one.
     """
 
@@ -52,10 +55,8 @@ class TransportAttention(Module):
         *,
         gamma: float | None = None,
         reliability: float | Module = 1.0,
-        exact: bool = False,
+        solver: FirstOrder | Exact = _FIRST_ORDER,
         bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_whole(embed_dim, "embed_dim", 1)
@@ -67,14 +68,14 @@ class TransportAttention(Module):
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
         self.gamma = math.sqrt(self.head_dim) if gamma is None else _positive(gamma, "gamma")
-        self.exact = exact
-        like = {"device": device, "dtype": dtype}
-        self.query_proj = Linear(embed_dim, embed_dim, bias=bias, **like)
-        self.template_proj = Linear(embed_dim, embed_dim, bias=bias, **like)
-        self.value_proj = Linear(embed_dim, embed_dim, bias=bias, **like)
-        self.out_proj = Linear(embed_dim, embed_dim, bias=bias, **like)
+        _check_solver(solver)
+        self.solver = solver
+        self.query_proj = Linear(embed_dim, embed_dim, bias=bias)
+        self.template_proj = Linear(embed_dim, embed_dim, bias=bias)
+        self.value_proj = Linear(embed_dim, embed_dim, bias=bias)
+        self.out_proj = Linear(embed_dim, embed_dim, bias=bias)
         self.reliability: float | Module = (
-            reliability.to(self.out_proj.weight)
+            reliability
             if isinstance(reliability, Module)
             else _positive(reliability, "reliability", ", or a LearnedReliability(num_heads)")
         )
@@ -116,21 +117,20 @@ class TransportAttention(Module):
         if extra is not None:
             templates = torch.cat([templates, extra], 1)
         batch, count = len(templates), templates.shape[1] * (1 if partner is None else 2)
-        mask = _laid_out(key_padding_mask, "key_padding_mask", batch, count)
+        mask = _lay_out(key_padding_mask, "key_padding_mask", batch, count)
         if mask is not None and mask.dtype != torch.bool:
             raise TypeError(f"key_padding_mask must be bool, True = ignored, got {mask.dtype}")
-        seen = None if mask is None else ~mask
         if mask is not None:  # what is ignored may hold anything
             lost = mask.reshape(batch, count, 1)
             templates = torch.where(lost, templates.new_zeros(()), templates)
         evidence = self._by_head(self.query_proj(query))  # (batch, head, query, head_dim)
         # (batch, head, 1, N, head_dim): all queries share them
         keys, values = (
-            self._by_head(_joined(project(templates), partner)).unsqueeze(2)
+            self._by_head(_append_partner(project(templates), partner)).unsqueeze(2)
             for project in (self.template_proj, self.value_proj)
         )
-        share = _laid_out(preference, "preference", batch, count)
-        heads = self._estimate(keys, values, share, evidence, seen)
+        share = _lay_out(preference, "preference", batch, count)
+        heads = self._estimate(keys, values, share, evidence, None if mask is None else ~mask)
         output: Tensor = self.out_proj(heads.to(query.dtype).transpose(1, 2).flatten(2))
         return output
 
@@ -139,7 +139,7 @@ class TransportAttention(Module):
         parts.append(f"gamma={self.gamma:g}")
         if not isinstance(self.reliability, Module):
             parts.append(f"reliability={self.reliability:g}")
-        return ", ".join([*parts, f"exact={self.exact}"])
+        return ", ".join([*parts, f"solver={self.solver}"])
 
     def _estimate(
         self,
@@ -150,12 +150,14 @@ class TransportAttention(Module):
         mask: Tensor | None,
     ) -> Tensor:
         """(batch, head, query, head_dim)"""
+        _check_solver(self.solver)
         strength = (self._strength(), self.gamma)
-        if not self.exact:
+        if isinstance(self.solver, FirstOrder):
             return dot_product_transport(
                 keys, preference, evidence, *strength, mask=mask, values=values
             )
-        weights = transport(keys, preference, None, evidence, *strength, mask=mask).weights
+        problem = (keys, preference, None, evidence, *strength)
+        weights = self.solver.transport(*problem, mask=mask).weights
         assert weights is not None
         return (weights.unsqueeze(-2) @ values.to(weights.dtype)).squeeze(-2)
 
@@ -163,13 +165,13 @@ class TransportAttention(Module):
         """A number, or (head, 1): the same for all queries."""
         if not isinstance(self.reliability, Module):
             return self.reliability
-        made: Tensor = self.reliability()
-        if made.shape != (self.num_heads, 1):
+        strength: Tensor = self.reliability()
+        if strength.shape != (self.num_heads, 1):
             raise ValueError(
                 f"reliability must return (head, 1) = {(self.num_heads, 1)}, got shape "
-                f"{tuple(made.shape)}"
+                f"{tuple(strength.shape)}"
             )
-        return made
+        return strength
 
     def _by_head(self, x: Tensor) -> Tensor:
         """(batch, token, width) -> (batch, head, token, head_dim)"""
@@ -191,6 +193,11 @@ class TransportAttention(Module):
             raise ValueError("templates must hold at least one token")
 
 
+def _check_solver(solver: object) -> None:
+    if not isinstance(solver, FirstOrder | Exact):
+        raise TypeError(f"solver must be FirstOrder() or Exact() for transport, got {solver!r}")
+
+
 def _check_partner(partner: Tensor, extra: Tensor | None, batch: int) -> None:
     check_tensor(partner, "partner")
     if extra is not None:
@@ -202,12 +209,12 @@ def _check_partner(partner: Tensor, extra: Tensor | None, batch: int) -> None:
         )
 
 
-def _joined(x: Tensor, partner: Tensor | None) -> Tensor:
-    """(batch, N, width) -> (batch, 2 N, width), the partner's behind one's own"""
+def _append_partner(x: Tensor, partner: Tensor | None) -> Tensor:
+    """(batch, N, width) -> (batch, 2 N, width), those of the partner last"""
     return x if partner is None else torch.cat([x, x[partner]], 1)
 
 
-def _laid_out(x: Tensor | None, name: str, batch: int, count: int) -> Tensor | None:
+def _lay_out(x: Tensor | None, name: str, batch: int, count: int) -> Tensor | None:
     """(batch, N) -> (batch, 1, 1, N)"""
     if x is None:
         return None

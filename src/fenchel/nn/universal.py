@@ -1,6 +1,6 @@
 """A transformer of one block repeated until nothing changes: its output is a fixed point
 
-    X = T(X) + U,    T = feed-forward after self-attention, both with certified constants.
+    X = T(X) + U,    T = feed-forward after self-attention, both with a Lipschitz bound.
 
 If the constant of T is below one there is exactly one, whatever the start (Banach), and how far an
 iterate is from it is known. Without U it would be the same for all inputs, with all tokens
@@ -22,9 +22,10 @@ from torch.autograd.function import once_differentiable
 
 from fenchel._numerics import check_whole, full_precision, where
 from fenchel._solution import Status
-from fenchel.bounds.certificate import Certificate, compose
-from fenchel.bounds.modules import Bounded, mix, mixed_bound
-from fenchel.nn.extra_state import Numbered, as_numbers, check_numbers
+from fenchel.bounds.bound import Bound
+from fenchel.bounds.maps import compose
+from fenchel.bounds.modules import BoundedMap, mix, mixed_constant
+from fenchel.nn.extra_state import NumberedLayer, as_numbers, check_numbers
 from fenchel.nn.lipschitz import (
     LipschitzAttention,
     LipschitzFeedForward,
@@ -61,10 +62,10 @@ class Iteration:
 
     def run(self, step: Step, start: Tensor) -> Iterate:
         """start (batch, ...); step keeps its shape. Nothing is differentiated."""
-        run = _Run(self, step, start)
-        while run.left > 0 and not bool(run.done.all()):
-            run.advance()
-        return run.result()
+        state = _Iterating(self, step, start)
+        while state.left > 0 and not bool(state.done.all()):
+            state.advance()
+        return state.result()
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,15 +114,15 @@ class FixedPoint:
         return where(error.isfinite(), error, math.inf)
 
 
-class UniversalTransformer(Numbered):
+class UniversalTransformer(NumberedLayer):
     """U -> X with X = T(X) + U, by iteration; derivatives by the implicit function theorem.
 
         T = mixed feed-forward after mixed attention,   mixed f: x -> (1 - mixing) x + mixing f(x)
 
     >>> block = LipschitzAttention(8, 2, 0.7), LipschitzFeedForward(8, constant=0.9)
     >>> layer = UniversalTransformer(*block)
-    >>> found = layer.solve(torch.randn(3, 5, 8))
-    >>> found.unique, found.status.tolist(), bool(found.error.max() < 1e-3)
+    >>> fixed = layer.solve(torch.randn(3, 5, 8))
+    >>> fixed.unique, fixed.status.tolist(), bool(fixed.error.max() < 1e-3)
     (True, [0, 0, 0], True)
 
     With a constant of one or more the layer runs all the same: there may be several fixed points,
@@ -175,12 +176,12 @@ class UniversalTransformer(Numbered):
                 return block(x) if added is None else block(x) + added
 
             with torch.no_grad():
-                found = self.solver.run(step, begin.detach())
-            points = found.points
+                iterate = self.solver.run(step, begin.detach())
+            points = iterate.points
             moving = (*self.parameters(), points if added is None else added)
             if torch.is_grad_enabled() and any(x.requires_grad for x in moving):
                 points = _attached(step, points, self.solver)
-        return self._rounded(points, found, added, given.dtype, block.constant)
+        return self._round(points, iterate, added, given.dtype, block.constant)
 
     def constant(self, tokens: int) -> float:
         """Of T with the present weights, in the l2 norm of a sequence of so many tokens."""
@@ -189,9 +190,9 @@ class UniversalTransformer(Numbered):
             weight = self.attention.output
             return self._block(tokens, None, working_dtype(weight, weight)).constant
 
-    def certificate(self, tokens: int) -> Certificate:
+    def bound(self, tokens: int) -> Bound:
         """Of T with the present weights, to be attacked."""
-        parts = (self.attention.certificate(tokens), self.feedforward.certificate(tokens))
+        parts = (self.attention.bound(tokens), self.feedforward.bound(tokens))
         first, then = (mix(part, self.mixing) for part in parts)
         return compose(first, then)
 
@@ -205,28 +206,36 @@ class UniversalTransformer(Numbered):
     def set_extra_state(self, state: object) -> None:
         check_numbers(self, state, ("mixing",))
 
-    def _rounded(
+    def _round(
         self,
         points: Tensor,
-        found: Iterate,
+        iterate: Iterate,
         added: Tensor | None,
         dtype: torch.dtype,
         constant: float,
     ) -> FixedPoint:
         """In the dtype of the operands, in which points may be less precise, or too large."""
-        made = points.to(dtype)
-        exact = found.points.detach()
-        moved = _size(made.detach().to(exact.dtype) - exact)
+        rounded = points.to(dtype)
+        exact = iterate.points.detach()
+        moved = _size(rounded.detach().to(exact.dtype) - exact)
         lost = ~moved.isfinite()
-        status = torch.where(lost, Status.NONFINITE.value, found.status)
-        made = where(~lost.reshape(-1, 1, 1), made, math.nan)
+        status = torch.where(lost, Status.NONFINITE.value, iterate.status)
+        rounded = where(~lost.reshape(-1, 1, 1), rounded, math.nan)
         # T is a chain of sums, whose roundings grow like the root of their length
         longest = max(exact.shape[1], *self.feedforward.inner.shape)
         share = 4 * math.sqrt(longest) * torch.finfo(exact.dtype).eps
         size = _size(exact) if added is None else _size(exact) + _size(added.detach())
-        return FixedPoint(made, found.residual, found.steps, status, constant, share * size, moved)
+        return FixedPoint(
+            points=rounded,
+            residual=iterate.residual,
+            steps=iterate.steps,
+            status=status,
+            constant=constant,
+            rounding=share * size,
+            cast=moved,
+        )
 
-    def _block(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> Bounded:
+    def _block(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> BoundedMap:
         """T with the present weights."""
         attention = self.attention.now(tokens, ignored, dtype)
         feedforward = self.feedforward.now(dtype)
@@ -237,13 +246,13 @@ class UniversalTransformer(Numbered):
             return _without((1 - a) * x + a * feedforward(x), ignored)
 
         constants = (attention.constant, feedforward.constant)
-        return Bounded(function, math.prod(mixed_bound(c, a) for c in constants))
+        return BoundedMap(function, math.prod(mixed_constant(c, a) for c in constants))
 
 
 # ---- iteration
 
 
-class _Run:
+class _Iterating:
     """The state of all sequences: x, T(x), the residual; and the past, for acceleration."""
 
     def __init__(self, solver: Iteration, step: Step, start: Tensor) -> None:
@@ -358,8 +367,8 @@ def _attached(step: Step, points: Tensor, solver: Iteration) -> Tensor:
     def pull(g: Tensor) -> Tensor:
         return torch.autograd.grad(image, leaf, g, retain_graph=True)[0]
 
-    made: Tensor = _Implicit.apply(image, points, pull, solver)  # type: ignore[no-untyped-call]
-    return made
+    attached: Tensor = _Implicit.apply(image, points, pull, solver)  # type: ignore[no-untyped-call]
+    return attached
 
 
 def _size(x: Tensor) -> Tensor:

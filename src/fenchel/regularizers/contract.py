@@ -23,6 +23,7 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._kernels.route import against_rows
 from fenchel._kernels.rows import FAMILIES, row_weights
@@ -157,6 +158,26 @@ class Regularizer(ABC):
     def valid_rows(self, like: Tensor) -> Tensor:
         """Rows whose parameters are in range, where Python could not look at them. (...)"""
         return torch.ones((), dtype=torch.bool, device=like.device)
+
+
+def resolve_regularizer(choice: object) -> Regularizer:
+    """The regulariser itself, or the one that a module such as `nn.LearnedTsallis` makes now.
+
+    Refuses a class, a name, a number or a mask where a regulariser is meant.
+    """
+    if isinstance(choice, Tensor):
+        raise TypeError(
+            "regularizer must be a Regularizer such as Tsallis(1.5), got a tensor of shape "
+            f"{tuple(choice.shape)}; if it is a mask, pass attn_mask=mask"
+        )
+    regularizer = choice() if isinstance(choice, Module) else choice
+    if isinstance(regularizer, Regularizer):
+        return regularizer
+    whence = f" from {type(choice).__name__}" if isinstance(choice, Module) else ""
+    raise TypeError(
+        "regularizer must be a Regularizer such as Tsallis(1.5), or a module whose forward() "
+        f"returns one, got {regularizer!r}{whence}"
+    )
 
 
 def leading_score(scores: Tensor, rank: Tensor, allowed: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ Broken = Callable[[Callable], Callable]
 
 
 def bound_off_by(factor: float) -> Broken:
-    """A certificate with another bound."""
+    """A bound with another value."""
 
     def broken(true: Callable) -> Callable:
         def made(*args, **options):
             found = true(*args, **options)
-            return replace(found, bound=factor * found.bound)
+            return replace(found, value=factor * found.value)
 
         return made
 
@@ -29,11 +29,11 @@ def bound_off_by(factor: float) -> Broken:
 
 
 def tenth_beyond_two(true: Callable) -> Callable:
-    """A certificate for keys and values that is a tenth of itself for more than two of them."""
+    """A bound for keys and values that is a tenth of itself for more than two of them."""
 
     def made(keys, *rest, **options):
         found = true(keys, *rest, **options)
-        return replace(found, bound=0.1 * found.bound) if len(keys) > 2 else found
+        return replace(found, value=0.1 * found.value) if len(keys) > 2 else found
 
     return made
 

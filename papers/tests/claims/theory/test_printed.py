@@ -23,7 +23,7 @@ PRINTED = [
     *(make(SETTING) for make in (printed_measure, printed_attention, printed_neighbourhood)),
     printed_gaussian(1, 9),
 ]
-NAMES = [certificate.name for certificate in PRINTED]
+NAMES = [bound.name for bound in PRINTED]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_all_four_are_refuted(refuted):
     for words, found in refuted.values():
         assert not found.holds, words
         assert found.ratio > 1 + 1e-6
-        assert found.observed == pytest.approx(found.ratio * found.certified)
+        assert found.observed == pytest.approx(found.ratio * found.bound.value)
 
 
 def measures(found):
@@ -90,7 +90,7 @@ def test_witnesses_of_the_first_three(refuted, index):
     # eps = exp(-d / heat), Lx = Ly = exp(d / heat) / heat, D = 2 d
     term = math.exp(2 * dim / heat) / heat * 2 * dim
     printed = [2 * term, 4 * dim * term, 2 * dim * term][index]
-    assert printed == pytest.approx(found.certified, rel=0.05)  # digits of the temperature
+    assert printed == pytest.approx(found.bound.value, rel=0.05)  # digits of the temperature
     assert moved / apart == pytest.approx(found.observed, rel=0.02)
     assert moved / apart > printed
 
@@ -105,7 +105,7 @@ def test_witness_of_the_fourth(refuted):
     apart = np.abs(x[0] - y[0]).sum() + w1(x, even, y, even)
     slope = math.sqrt(dim) * math.sqrt(math.log(tokens) + 1 / (2 * math.e)) * math.sqrt(2 / math.e)
     printed = slope + 1 + math.sqrt(dim) + 2
-    assert printed == pytest.approx(found.certified, rel=1e-12)
+    assert printed == pytest.approx(found.bound.value, rel=1e-12)
     assert moved / apart == pytest.approx(found.observed, rel=1e-6)
     assert moved / apart > printed
 
@@ -119,14 +119,14 @@ def test_the_claims_own_counterexample():
         y[:, 1] += 1e-6
         quotient = float(GaussianTrials(1, tokens).quotient((x, y)))
         assert quotient == pytest.approx(0.6346 * tokens, rel=1e-4)
-        assert (quotient <= printed_gaussian(1, tokens).bound) == holds
+        assert (quotient <= printed_gaussian(1, tokens).value) == holds
 
 
 def test_a_nearly_constant_potential_refutes_three_at_once():
     """The right sides go to zero with the slope of G, the left sides stay at one."""
     setting = Setting(Dot(1e4), Box(1.0), 1, 2)
     for make in (printed_measure, printed_attention, printed_neighbourhood):
-        assert make(setting).bound < 0.01
+        assert make(setting).value < 0.01
         assert attack(make(setting), 300).ratio > 100
     for make in (contraction.in_measure, contraction.attention, contraction.neighbourhood):
         assert attack(make(setting), 300).holds

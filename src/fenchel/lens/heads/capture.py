@@ -205,7 +205,7 @@ def _handed_on(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention function under `_NAME`."""
-    from fenchel.hf.translate import Attention, means_causal, split_mask
+    from fenchel.hf.translate import TranslatedAttention, means_causal, split_mask
 
     visible, bias = split_mask(attention_mask, position_bias)
     causal = means_causal(module, is_causal, attention_mask, query)
@@ -215,7 +215,7 @@ def _handed_on(
     watch = _WATCHED.get(module)
     place = None if watch is None else watch.place(causal or bool(getattr(module, "is_causal", 0)))
     chosen = None if watch is None or place is None else watch.chosen(*place)
-    output, weights = Attention(Shannon() if chosen is None else chosen)(
+    output, weights = TranslatedAttention(Shannon() if chosen is None else chosen)(
         module,
         query,
         key,

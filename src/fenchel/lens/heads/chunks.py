@@ -190,4 +190,4 @@ def attack_tallies(model: Any, material: Material, place: int, wanted: Wanted) -
 
 def _attacked(keys: Tensor, values: Tensor, scaling: float, wanted: Wanted) -> tuple[float, float]:
     certificate = query_lipschitz(keys, values, Shannon(1 / scaling))
-    return certificate.bound, attack(certificate, wanted.trials).observed
+    return certificate.value, attack(certificate, wanted.trials).observed

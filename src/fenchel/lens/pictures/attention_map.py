@@ -12,12 +12,12 @@ from torch import Tensor
 from fenchel._numerics import check_whole
 from fenchel.continuous import Density, Mixture
 from fenchel.lens.pictures.layers import Layer, Numbers, as_array, layer_of
-from fenchel.nn.continuous import Attended
+from fenchel.nn.continuous import Expectation
 
 if TYPE_CHECKING:  # matplotlib loads when something is drawn
     from matplotlib.figure import Figure
 
-Thing = Density | Mixture | Attended | Tensor | ArrayLike
+Thing = Density | Mixture | Expectation | Tensor | ArrayLike
 
 _PANEL = 2.7  # inches
 _MARGIN = 0.08  # inches above the titles

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fenchel.continuous import Density, Mixture
-from fenchel.nn.continuous import Attended
+from fenchel.nn.continuous import Expectation
 
 Numbers = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ class Layer:
 
 def layer_of(what: Any, name: str = "what") -> Layer:
     """Weights on a grid, or a density: see `attention_map`. name: of the argument, for errors."""
-    if isinstance(what, Attended):  # what a continuous layer returns
+    if isinstance(what, Expectation):  # what a continuous layer returns
         what, name = what.density, f"{name}.density"
     if isinstance(what, Density | Mixture):
         return _of_density(what, name)

@@ -1,4 +1,4 @@
-"""`python -m papers study certificates` and `python -m papers study attack`, on small things."""
+"""`python -m papers study bounds` and `python -m papers study attack`, on small things."""
 
 import json
 
@@ -23,8 +23,8 @@ def test_the_attack_counts_its_trials(few, tmp_path):
     made = run("attack", "--trials", 400, "--out", tmp_path)
     assert made.exit_code == 0, made.output
     document = json.loads((tmp_path / "study_attack.json").read_text())
-    assert [entry["trials"] for entry in document["certificates"]] == [400, 400, 40]
-    assert all(entry["exceeded"] == 0 for entry in document["certificates"])
+    assert [entry["trials"] for entry in document["bounds"]] == [400, 400, 40]
+    assert all(entry["exceeded"] == 0 for entry in document["bounds"])
     assert all(entry["ratio"] > 1 for entry in document["printed"])
     assert len(document["printed"]) == 4
 
@@ -35,7 +35,7 @@ def test_the_attack_goes_on_where_it_was(few, tmp_path, monkeypatch):
     path = tmp_path / "part" / "study_attack.json"
     path.parent.mkdir()
     document = json.loads((whole / "study_attack.json").read_text())
-    path.write_text(json.dumps({**document, "certificates": document["certificates"][:2]}))
+    path.write_text(json.dumps({**document, "bounds": document["bounds"][:2]}))
     monkeypatch.setattr(campaign, "MAPS", (campaign.dropped, campaign.query_softmax))
     made = run("attack", "--trials", 300, "--out", path.parent)
     assert made.exit_code == 0, made.output
@@ -45,24 +45,24 @@ def test_the_attack_goes_on_where_it_was(few, tmp_path, monkeypatch):
     assert "other settings" in other.output
 
 
-def test_a_certificate_that_is_exceeded_is_shouted(tmp_path, monkeypatch):
+def test_a_bound_that_is_exceeded_is_shouted(tmp_path, monkeypatch):
     from dataclasses import replace
 
     def wrong(draw):
         made = campaign.projection(draw)
-        return replace(made, bound=0.5 * made.bound)
+        return replace(made, value=0.5 * made.value)
 
     monkeypatch.setattr(campaign, "MAPS", (wrong,))
     monkeypatch.setattr(campaign, "TRANSPORT", ())
     made = run("attack", "--trials", 400, "--out", tmp_path)
     assert made.exit_code == 1
     document = json.loads((tmp_path / "study_attack.json").read_text())
-    assert document["certificates"][0]["exceeded"] > 0
+    assert document["bounds"][0]["exceeded"] > 0
     assert "EXCEEDED: wrong" in made.stderr
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("command", ["attack", "certificates", "robustness", "depth", "negation"])
+@pytest.mark.parametrize("command", ["attack", "bounds", "robustness", "depth", "negation"])
 def test_help_shows_an_example(command):
     made = run(command, "--help")
     assert made.exit_code == 0

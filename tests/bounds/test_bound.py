@@ -1,4 +1,4 @@
-"""What a certificate says of one pair, what composes, and what is refused."""
+"""What a bound says of one pair, what composes, and what is refused."""
 
 import math
 
@@ -10,6 +10,8 @@ from fenchel.bounds import (
     Box,
     Everywhere,
     Head,
+    LongestToken,
+    VectorMap,
     attack,
     compose,
     contraction,
@@ -20,9 +22,10 @@ from fenchel.bounds import (
     query_lipschitz,
     self_attention_lipschitz,
     stack_lipschitz,
-    token_map,
+    token_map_lipschitz,
 )
-from fenchel.bounds.certificate import MapTrials, _direction, _functional, length
+from fenchel.bounds.maps import MapTrials
+from fenchel.bounds.norms import length, top_direction, top_functional
 from fenchel.measures import Dot
 from tests.bounds.draws import F64, generator, normal, shrunk
 
@@ -31,7 +34,9 @@ TWO = torch.tensor([[0.0], [1.0]], dtype=F64)
 
 def linear(matrix, domain=None, tokens=1):
     matrix = torch.as_tensor(matrix, dtype=F64)
-    return feed_forward_lipschitz([matrix], [None], "identity", tokens, domain or Everywhere())
+    return feed_forward_lipschitz(
+        [matrix], [None], torch.nn.Identity(), tokens, domain or Everywhere()
+    )
 
 
 # ---- one pair
@@ -63,9 +68,9 @@ def test_check_uses_the_secant_where_it_is_steeper_than_the_tangent():
 
 
 def test_check_of_a_zero_bound():
-    still = token_map("still", 0.0, lambda x: 0 * x + 3, (1, 2), Everywhere())
+    still = token_map_lipschitz("still", 0.0, VectorMap(lambda x: 0 * x + 3, (1, 2), Everywhere()))
     assert still.check(torch.zeros(1, 2), torch.ones(1, 2)).ratio == 0
-    moving = token_map("moving", 0.0, lambda x: x, (1, 2), Everywhere())
+    moving = token_map_lipschitz("moving", 0.0, VectorMap(lambda x: x, (1, 2), Everywhere()))
     found = moving.check(torch.zeros(1, 2), torch.ones(1, 2))
     assert found.ratio == math.inf
     assert not found.holds
@@ -75,13 +80,13 @@ def test_equal_inputs_have_the_quotient_zero():
     assert query_lipschitz(TWO, TWO).check(torch.ones(1), torch.ones(1)).quotient == 0
 
 
-def test_check_refuses_inputs_that_are_not_certified():
+def test_check_refuses_inputs_that_the_bound_is_not_for():
     eye = torch.eye(2)
     inside = self_attention_lipschitz(Head(eye, eye, eye, 1.0), 3, radius=1.0)
     x = torch.full((3, 2), 0.5)
     assert inside.check(x, -x).holds
     for pair in ((4 * x, x), (x, 4 * x)):
-        with pytest.raises(ValueError, match="outside of what is certified: tokens within 1"):
+        with pytest.raises(ValueError, match="outside of what the bound is for: tokens within 1"):
             inside.check(*pair)
 
 
@@ -95,28 +100,33 @@ def test_words():
 
 def test_lengths():
     x = torch.tensor([[[3.0, 4.0], [0.0, 1.0]]], dtype=F64)
-    found = {norm: float(length(x, norm, 2)) for norm in (1.0, 2.0, math.inf, "tokens")}
-    assert found == {1.0: 8.0, 2.0: pytest.approx(math.sqrt(26)), math.inf: 4.0, "tokens": 5.0}
-    assert length(x, "tokens", 1).tolist() == [[5.0, 1.0]]
+    found = {norm: float(length(x, norm, 2)) for norm in (1.0, 2.0, math.inf, LongestToken())}
+    assert found == {
+        1.0: 8.0,
+        2.0: pytest.approx(math.sqrt(26)),
+        math.inf: 4.0,
+        LongestToken(): 5.0,
+    }
+    assert length(x, LongestToken(), 1).tolist() == [[5.0, 1.0]]
 
 
-@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf, "tokens"])
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf, LongestToken()])
 def test_functionals_and_directions_attain_the_dual_norm(norm):
     """Both are extremal in Hoelder's inequality for the norm and its dual."""
     image = normal(5, 3, 2, seed=1)
-    a = _functional(image, norm)
+    a = top_functional(image, norm)
     dual = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}
-    size = a.norm(dim=-1).sum(-1) if norm == "tokens" else length(a, dual[norm], 2)
+    size = a.norm(dim=-1).sum(-1) if norm == LongestToken() else length(a, dual[norm], 2)
     torch.testing.assert_close((a * image).sum((-2, -1)), size * length(image, norm, 2))
-    b = _direction(image, norm)
-    size = image.norm(dim=-1).sum(-1) if norm == "tokens" else length(image, dual[norm], 2)
+    b = top_direction(image, norm)
+    size = image.norm(dim=-1).sum(-1) if norm == LongestToken() else length(image, dual[norm], 2)
     torch.testing.assert_close((b * image).sum((-2, -1)), size * length(b, norm, 2))
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 def test_aim_finds_the_norm_of_a_matrix(norm):
     matrix = normal(4, 3, seed=2)
-    trials = MapTrials(lambda x: x @ matrix.mT, torch.Size((3,)), Everywhere(), norm)
+    trials = MapTrials(VectorMap(lambda x: x @ matrix.mT, (3,), Everywhere(), norm))
     state = trials.sample(8, generator(0))
     for _ in range(60):
         state = trials.aim(state)
@@ -125,7 +135,7 @@ def test_aim_finds_the_norm_of_a_matrix(norm):
 
 
 def test_aim_keeps_a_direction_where_nothing_is_stretched():
-    trials = MapTrials(lambda x: 0 * x, torch.Size((3,)), Everywhere())
+    trials = MapTrials(VectorMap(lambda x: 0 * x, (3,), Everywhere()))
     x, y = normal(4, 3, seed=1), 1e12 * normal(4, 3, seed=2)
     assert trials.aim((x, y))[1].equal(y)
 
@@ -157,17 +167,17 @@ def test_a_radius_is_positive_and_finite(kind, radius):
 
 def test_the_bound_of_a_composition_is_the_product():
     made = compose(linear([[2.0]], Ball(1.0)), linear([[3.0]], Ball(2.0)))
-    assert made.bound == pytest.approx(6)
-    assert made.trials.reach == pytest.approx(6)
+    assert made.value == pytest.approx(6)
+    assert made.trials.map.reach == pytest.approx(6)
     assert made.name == "feed-forward after feed-forward"
     assert attack(made, 200).ratio == pytest.approx(1)
     assert not attack(shrunk(made), 200).holds
 
 
 def test_zero_times_infinity_is_zero():
-    still = token_map("still", 0.0, lambda x: 0 * x, (1, 1), Everywhere())
-    steep = token_map("steep", math.inf, lambda x: x**3, (1, 1), Everywhere())
-    assert compose(still, steep).bound == 0
+    still = token_map_lipschitz("still", 0.0, VectorMap(lambda x: 0 * x, (1, 1), Everywhere()))
+    steep = token_map_lipschitz("steep", math.inf, VectorMap(lambda x: x**3, (1, 1), Everywhere()))
+    assert compose(still, steep).value == 0
     assert attack(compose(still, steep), 100).ratio == 0
 
 
@@ -178,19 +188,19 @@ def test_compose_refuses_shapes_that_do_not_fit():
 
 def test_compose_refuses_two_norms():
     other = feed_forward_lipschitz(
-        [torch.eye(1)], [None], "identity", 1, Everywhere(), norm="tokens"
+        [torch.eye(1)], [None], torch.nn.Identity(), 1, Everywhere(), norm=LongestToken()
     )
-    with pytest.raises(ValueError, match=r"same norm, got 2\.0 and tokens"):
+    with pytest.raises(ValueError, match=r"same norm, got 2\.0 and max"):
         compose(linear([[1.0]]), other)
 
 
 @pytest.mark.parametrize("domain", [Ball(1.0), Box(1.0)])
 def test_compose_refuses_what_leaves_the_second_domain(domain):
     """x^2 has slope 2 on the unit ball or box, and more where the first map leads."""
-    square = token_map("square", 2.0, lambda x: x**2, (1, 1), domain)
-    assert compose(linear([[1.0]], Ball(1.0)), square).bound == pytest.approx(2)
+    square = token_map_lipschitz("square", 2.0, VectorMap(lambda x: x**2, (1, 1), domain))
+    assert compose(linear([[1.0]], Ball(1.0)), square).value == pytest.approx(2)
     for first in (linear([[10.0]], Ball(1.0)), linear([[0.1]])):
-        with pytest.raises(ValueError, match="certify the second where they lie"):
+        with pytest.raises(ValueError, match="bound the second where they lie"):
             compose(first, square)
 
 
@@ -207,9 +217,9 @@ def test_compose_measures_from_the_centre_of_the_second_ball():
 
 def test_compose_is_for_maps_of_vectors():
     measures = contraction.projection(contraction.Setting(Dot(), Ball(1.0), 1))
-    with pytest.raises(TypeError, match="then must certify a map of vectors, got moment proj"):
+    with pytest.raises(TypeError, match="then must bound a map of vectors, got moment proj"):
         compose(linear([[1.0]]), measures)
-    with pytest.raises(TypeError, match="first must certify"):
+    with pytest.raises(TypeError, match="first must bound"):
         compose(measures, linear([[1.0]]))
 
 
@@ -219,22 +229,22 @@ def test_assumptions_are_those_of_both_without_the_domain_that_was_proven():
 
 
 def test_a_check_says_what_it_takes():
-    certificate = gaussian_attention_lipschitz(torch.eye(4), torch.eye(4), 8)
+    bound = gaussian_attention_lipschitz(torch.eye(4), torch.eye(4), 8)
     with pytest.raises(TypeError, match=r"check takes 2 tensors \(x, y\), got 1"):
-        certificate.check(torch.zeros(8, 4))
+        bound.check(torch.zeros(8, 4))
     with pytest.raises(ValueError, match=r"inputs of shape \(8, 4\), got \(3, 4\)"):
-        certificate.check(torch.zeros(3, 4), torch.ones(3, 4))
+        bound.check(torch.zeros(3, 4), torch.ones(3, 4))
 
 
 def test_the_quotient_of_a_check_is_that_of_the_pair():
     torch.manual_seed(0)
     keys, values = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
-    certificate = query_lipschitz(keys, values)
+    bound = query_lipschitz(keys, values)
     x, y = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     apart = (x @ keys.mT).softmax(-1) @ values - (y @ keys.mT).softmax(-1) @ values
     wanted = float(apart.norm() / 3**0.5)
-    assert certificate.check(x, y).quotient == pytest.approx(wanted, rel=1e-12)
-    assert certificate.check(y, x).quotient == pytest.approx(wanted, rel=1e-12)
+    assert bound.check(x, y).quotient == pytest.approx(wanted, rel=1e-12)
+    assert bound.check(y, x).quotient == pytest.approx(wanted, rel=1e-12)
 
 
 def test_a_layer_in_training_is_refused():

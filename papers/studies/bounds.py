@@ -1,4 +1,4 @@
-"""`study certificates` and `study attack`: the card of a model, the long attack."""
+"""`study bounds` and `study attack`: the card of a model, the long attack."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.console import tell
 from benchmarks.tables import Listing
 from fenchel.cli.shared import make_folder, progress_bar
 
-CARD = "python -m papers study certificates build/models/minilm --text story.txt --out build/study"
+CARD = "python -m papers study bounds build/models/minilm --text story.txt --out build/study"
 ATTACK = "python -m papers study attack --trials 20000 --out build/study"
 _TOKENS = 128
 
 
-def certificates(
+def bounds(
     model: Annotated[str, typer.Argument(help="Folder of a BERT or T5, or its name on the hub.")],
     text: Annotated[
         Path,
@@ -34,7 +34,7 @@ def certificates(
 ) -> None:
     """How far the output of every head can move with its query: certified, attacked, as it is.
 
-    Writes study_certificates.json and a picture. The card of 72 heads takes about half a minute.
+    Writes study_bounds.json and a picture. The card of 72 heads takes about half a minute.
     """
     make_folder(out)
     from fenchel import lens
@@ -59,11 +59,11 @@ def certificates(
         raise typer.BadParameter(str(problem)) from None
     document = {"model": Path(model).name, "text": text.name, **found.as_json()}
     tell({"warning": ""}, [picture.listing(document)], None)
-    path = out / "study_certificates.json"
+    path = out / "study_bounds.json"
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")
     typer.echo(path)
     title = f"{document['model']}, {found.tokens} tokens of {text.name}"
-    typer.echo(picture.save(found, out / "study_certificates.svg", title))
+    typer.echo(picture.save(found, out / "study_bounds.svg", title))
 
 
 def _tokens(wanted: int | None, most: int) -> int:
@@ -88,16 +88,14 @@ def _read(path: Path) -> str:
 
 def attack(
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for study_attack.json.")],
-    trials: Annotated[
-        int, typer.Option(min=1, help="Against each kind of certificate.")
-    ] = 1_000_000,
+    trials: Annotated[int, typer.Option(min=1, help="Against each kind of bound.")] = 1_000_000,
     transport_trials: Annotated[
         int | None,
         typer.Option(min=1, help="Where a trial solves transport problems. (Default: a tenth.)"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of settings and trials.")] = 0,
 ) -> None:
-    """Try to exceed every kind of certificate, in settings drawn at random, and count the trials.
+    """Try to exceed every kind of bound, in settings drawn at random, and count the trials.
 
     Then the constants that are printed in the paper and false, which the same search must exceed.
     What is done is kept in study_attack.json: the same command continues. A million trials of each
@@ -116,13 +114,13 @@ def attack(
         for make, count in plan:
             name = make.__name__.replace("_", " ")
             progress.update(task, description=name)
-            if name in {entry["kind"] for entry in document["certificates"]}:
+            if name in {entry["kind"] for entry in document["bounds"]}:
                 progress.advance(task, count)
                 continue
             stood = campaign.stand(
                 make, count, seed=seed, tell=lambda done: progress.advance(task, done)
             )
-            document["certificates"].append(stood.as_json())
+            document["bounds"].append(stood.as_json())
             _keep(document, path)
     document["printed"] = document["printed"] or _printed(seed)
     _keep(document, path)
@@ -138,7 +136,7 @@ def _kept(path: Path, settings: dict[str, int]) -> dict[str, Any]:
     if path.exists():
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            whole = {"settings", "certificates", "printed"} <= found.keys()
+            whole = {"settings", "bounds", "printed"} <= found.keys()
         except (ValueError, AttributeError):  # cut short, or not ours
             whole = False
         if not whole:
@@ -153,7 +151,7 @@ def _kept(path: Path, settings: dict[str, int]) -> dict[str, Any]:
                 param_hint="--out",
             )
         return found
-    return {"settings": settings, "certificates": [], "printed": []}
+    return {"settings": settings, "bounds": [], "printed": []}
 
 
 def _keep(document: dict[str, Any], path: Path) -> None:
@@ -176,7 +174,7 @@ def _printed(seed: int) -> list[dict[str, Any]]:
 
 
 def _warning(document: dict[str, Any]) -> str:
-    broken = [entry["kind"] for entry in document["certificates"] if entry["exceeded"]]
+    broken = [entry["kind"] for entry in document["bounds"] if entry["exceeded"]]
     return f"EXCEEDED: {', '.join(broken)}" if broken else ""
 
 
@@ -190,9 +188,9 @@ def _listings(document: dict[str, Any]) -> list[Listing]:
             f"{entry['worst']:.9f}",
             str(entry["exceeded"]),
         ]
-        for entry in document["certificates"]
+        for entry in document["bounds"]
     ]
-    header = ["certificate", "trials", "settings", "median ratio", "worst ratio", "exceeded"]
+    header = ["bound", "trials", "settings", "median ratio", "worst ratio", "exceeded"]
     stood = Listing("Observed / certified", header, rows)
     false = [
         [entry["result"], entry["where"], f"{entry['ratio']:.3g}", str(entry["trials"])]
