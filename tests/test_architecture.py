@@ -17,6 +17,7 @@ HOUSE = Tree(ROOT / "src", ROOT)
 ROOMS = [
     "_version",
     "_numerics",
+    "_implicit",
     "scores",
     "priors",
     "_kernels",
