@@ -3,6 +3,7 @@ the textbook formula divides zero by zero. Nothing here knows about attention.""
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -80,6 +81,11 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
     if values.shape[-1] == 0:
         return values.new_full((*values.shape[:-1], 1), -torch.inf)
     return where(mask, values, -torch.inf).amax(-1, keepdim=True)
+
+
+def exponent_limit(dtype: torch.dtype) -> float:
+    """Largest exponent whose exponential may still be multiplied with another."""
+    return 0.45 * math.log(torch.finfo(dtype).max)
 
 
 def dot(left: Tensor, right: Tensor) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fenchel._implicit import Solve, attach
 from fenchel._kernels.norm import norm_threshold
 from fenchel._numerics import dot, where
 from fenchel.priors import Base
@@ -58,9 +60,7 @@ class Norm(Regularizer):
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         eps = self._eps(scores)
         t = norm_threshold(base.keep(scores, -math.inf).detach(), eps.detach())
-        for _ in range(2):  # derivatives to third order, as in tsallis.py
-            step = _newton_step(scores, base.allowed, eps, t)
-            t = t + (step - step.detach())
+        t = attach(t, partial(_linearise, base.allowed), scores, eps)
         y, on = _above(scores, base.allowed, t)
         weights = normalized(where(on, y.pow(1 / eps), 0.0))
         potential = dot(scores, weights) - self.value(weights, base)
@@ -130,11 +130,14 @@ def _above(scores: Tensor, allowed: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return where(on, scores - t, 1.0), on
 
 
-def _newton_step(scores: Tensor, allowed: Tensor, eps: Tensor, t: Tensor) -> Tensor:
-    """Of Newton's method on sum [s - t]_+^q = 1."""
+def _linearise(allowed: Tensor, t: Tensor, scores: Tensor, eps: Tensor) -> tuple[Tensor, Solve]:
+    """sum [s - t]_+^q - 1, and the solution of what the threshold changes in it."""
     q = (1 + eps) / eps
     y, on = _above(scores, allowed, t)
-    mass = where(on, y.pow(q), 0.0).sum(-1, keepdim=True)
-    slope = where(on, q * y.pow(q - 1), 0.0).sum(-1, keepdim=True)
-    alive = slope > 0
-    return where(alive, (mass - 1) / where(alive, slope, 1.0), 0.0)
+
+    def solve(right: Tensor) -> Tensor:
+        slope = where(on, q * y.pow(q - 1), 0.0).sum(-1, keepdim=True)
+        alive = slope > 0
+        return where(alive, right / where(alive, slope, 1.0), 0.0)
+
+    return where(on, y.pow(q), 0.0).sum(-1, keepdim=True) - 1, solve

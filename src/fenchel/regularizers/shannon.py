@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fenchel._numerics import masked_max, readable, where
+from fenchel._implicit import tilt
+from fenchel._numerics import readable, where
 from fenchel.priors import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -117,33 +118,12 @@ def clamp_scaled(scores: Tensor) -> Tensor:
     return scores.clamp(-limit, limit)
 
 
-def exponent_limit(dtype: torch.dtype) -> float:
-    """Largest exponent whose exponential may still be multiplied with another."""
-    return 0.45 * math.log(torch.finfo(dtype).max)
-
-
 def _softmax(logits: Tensor, base: Base) -> tuple[Tensor, Tensor]:
     """nu exp(logits) / Z and log Z (..., 1); zeros and 0 where a row allows nothing."""
     if base.whole:
         return torch.softmax(logits, -1), torch.logsumexp(logits, -1, keepdim=True)
     if base.mass is not None:
-        return _softmax_by_mass(logits, base.mass, base.allowed, base.alive)
+        return tilt(logits, base.mass)
     masked = where(base.allowed, logits + base.safe_log(), torch.finfo(logits.dtype).min)
     log_total = where(base.alive, torch.logsumexp(masked, -1, keepdim=True), 0.0)
     return where(base.allowed, torch.softmax(masked, -1), 0.0), log_total
-
-
-def _softmax_by_mass(
-    logits: Tensor, mass: Tensor, allowed: Tensor, live: Tensor
-) -> tuple[Tensor, Tensor]:
-    # The mass stays a factor: its derivative at zero is the one-sided exp(logit) / Z, not 0 / 0.
-    log_mass = where(allowed, mass, 1.0).log()
-    peak = masked_max((logits + log_mass).detach(), allowed)
-    exponent = logits - where(live, peak, 0.0)
-    # Where there is mass its logarithm joins the exponent: either factor alone may overflow.
-    inside = where(allowed, exponent + log_mass, 0.0).exp()
-    outside = mass * exponent.clamp(max=exponent_limit(logits.dtype)).exp()
-    terms = torch.where(allowed, inside, outside)
-    total = where(live, terms.sum(-1, keepdim=True), 1.0)
-    weights = where(live, terms / total, 0.0)
-    return weights, where(live, total.log() + where(live, peak, 0.0), 0.0)

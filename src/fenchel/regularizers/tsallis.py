@@ -12,10 +12,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fenchel._implicit import Solve, attach
 from fenchel._kernels.tsallis import EDGE_ABOVE, threshold_room, tsallis_offset
 from fenchel._numerics import (
     dot,
     expm1_ratio,
+    exponent_limit,
     has,
     log1p_ratio,
     masked_max,
@@ -38,7 +40,7 @@ from fenchel.regularizers.contract import (
     per_row,
     weigh_natively,
 )
-from fenchel.regularizers.shannon import Shannon, clamp_scaled, exponent_limit, kl_terms
+from fenchel.regularizers.shannon import Shannon, clamp_scaled, kl_terms
 
 
 @dataclass(frozen=True)
@@ -203,25 +205,31 @@ class _Rows(NamedTuple):
     def of(
         cls, scores: Tensor, base: Base, eps: Tensor, tau: Tensor, static_eps: float | None
     ) -> _Rows:
-        """Search the offset outside the graph, then take two Newton steps inside it.
-
-        Only the derivative of the steps is kept, not their value (rounding). Each one doubles the
-        order of the derivatives that are exact (Newton's error is quadratic), so that two give
-        three orders, in reverse and forward mode and under every transform, without a formula.
-        """
+        """Search the offset outside the graph, and give it the derivative of sum p = 1."""
         live = base.keep(scores, -math.inf).detach()
         log_mass = base.log()
         log_mass = None if log_mass is None else log_mass.detach()
         centre, rest = tsallis_offset(live, log_mass, eps.detach(), tau.detach())
-        rows = cls(scores, base, eps, tau, static_eps, centre, rest)
-        return rows._newton()._newton()
+        allowed, whole = base.allowed, base.whole  # not the masses, which are operands
 
-    def _newton(self) -> _Rows:
-        parts = self._parts()
-        alive = self.base.alive
-        slope = where(alive, self._slope(parts).sum(-1, keepdim=True), 1.0)
-        step = where(alive, self.tau * (parts.p.sum(-1, keepdim=True) - 1) / slope, 0.0)
-        return self._replace(rest=self.rest + (step - step.detach()))
+        def linearise(
+            rest: Tensor, scores: Tensor, mass: Tensor, log_mass: Tensor, eps: Tensor, tau: Tensor
+        ) -> tuple[Tensor, Solve]:
+            base = Base(allowed, mass, log_mass, whole)
+            return cls(scores, base, eps, tau, static_eps, centre, rest)._linearised()
+
+        rest = attach(rest, linearise, scores, base.mass, base.log_mass, eps, tau)
+        return cls(scores, base, eps, tau, static_eps, centre, rest)
+
+    def _linearised(self) -> tuple[Tensor, Solve]:
+        """tau (sum p - 1), which falls by the slope where the offset grows by one."""
+        parts, alive = self._parts(), self.base.alive
+
+        def solve(right: Tensor) -> Tensor:
+            slope = where(alive, self._slope(parts).sum(-1, keepdim=True), 1.0)
+            return where(alive, right / slope, 0.0)
+
+        return self.tau * (parts.p.sum(-1, keepdim=True) - 1), solve
 
     def solution(self, tau: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
         """The weights, and the potential at the unscaled temperature tau.
