@@ -1,7 +1,8 @@
 """Where a run stands, on disk: tensors as safetensors, the rest as JSON with a checksum of both.
 
-The two newest are kept. One that does not match its checksum is set aside, and the one before it is
-used; so is one of other settings.
+The bytes of metrics.jsonl up to the step, the curve, are among the tensors: it goes on as the
+weights do, whatever became of its file. The two newest are kept. One that does not match its
+checksum is set aside, and the one before it is used; so is one of other settings.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from fenchel.lens.files import write_whole
 
 METRICS = "metrics.jsonl"
+_CURVE = "curve"
 _KEPT = 2
 _DAMAGED = (
     OSError,
@@ -42,12 +44,14 @@ class OtherConfig(ValueError):
 @dataclass(frozen=True)
 class State:
     """step: how many are done. facts: what JSON holds, such as the best so far. config: a mark of
-    the configuration it was made with, where it is known."""
+    the configuration it was made with, where it is known. curve: metrics.jsonl up to the step;
+    None in those of an older version."""
 
     step: int
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
     config: str | None = None
+    curve: bytes | None = None
 
 
 @dataclass
@@ -93,7 +97,10 @@ class Checkpoints:
         return aside
 
     def save(self, state: State) -> None:
-        content = save({name: x.contiguous() for name, x in state.tensors.items()})
+        tensors = {name: x.contiguous() for name, x in state.tensors.items()}
+        if state.curve:
+            tensors[_CURVE] = torch.frombuffer(bytearray(state.curve), dtype=torch.uint8)
+        content = save(tensors)
         facts = {"step": state.step, "facts": state.facts, "config": _mark(self.config)}
         facts["sha256"] = _digest(content, facts)
         stem = self.folder / f"step-{state.step:08d}"
@@ -131,7 +138,10 @@ def _read(stem: Path) -> State | None:
         stated = facts.pop("sha256")
         if stated != _digest(content, facts):
             return None
-        return State(int(facts["step"]), load(content), facts["facts"], facts.get("config"))
+        tensors = load(content)
+        kept = tensors.pop(_CURVE, None)
+        curve = None if kept is None else kept.numpy().tobytes()
+        return State(int(facts["step"]), tensors, facts["facts"], facts.get("config"), curve)
     except _DAMAGED:  # the caller sets it aside
         return None
 

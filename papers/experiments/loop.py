@@ -212,6 +212,7 @@ class _Run:
         self.scores: dict[str, float] = {}
         self.done = False
         self.epoch: tuple[int, list[list[int]]] = (-1, [])
+        self.curve = bytearray()  # all lines of metrics.jsonl
 
     # ---- where it stands
 
@@ -229,7 +230,7 @@ class _Run:
             self._restore(found)
             self._tell(f"going on at step {self.step} of {self.training.steps}")
         self._check_together()
-        self._cut_metrics()
+        self._write_metrics()  # steps after the checkpoint are made again
         self.started = time.monotonic()
 
     def _check_together(self) -> None:
@@ -249,10 +250,21 @@ class _Run:
         rest = {k.removeprefix("adam."): v for k, v in state.tensors.items() if k[:5] == "adam."}
         restore_optimizer(self.optimizer.optimizer, rest)
         self.step, facts = state.step, state.facts
+        self.curve = bytearray(state.curve or self._curve_of_the_file())
         self.best, self.since_best = facts["best"], facts["since_best"]
         self.scores, self.spent, self.done = facts["scores"], facts["seconds"], facts["done"]
         if self.accelerator.scaler is not None and "scaler" in facts:
             self.accelerator.scaler.load_state_dict(facts["scaler"])
+
+    def _curve_of_the_file(self) -> bytes:
+        """For a checkpoint of an older version, which does not hold its curve."""
+        lines = [line for line in read_metrics(self._metrics.parent) if line["step"] <= self.step]
+        if [line["step"] for line in lines] != list(range(1, self.step + 1)):
+            raise ValueError(
+                f"{self._metrics} does not hold steps 1 to {self.step}, which the checkpoint has "
+                "behind it; put it back, or begin again with --again"
+            )
+        return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
     def save(self) -> None:
         self._check_weights()
@@ -269,7 +281,7 @@ class _Run:
         }
         if self.accelerator.scaler is not None:  # of the loss in fp16
             facts["scaler"] = self.accelerator.scaler.state_dict()
-        self.checkpoints.save(State(self.step, tensors, facts))
+        self.checkpoints.save(State(self.step, tensors, facts, curve=bytes(self.curve)))
 
     def _check_weights(self) -> None:
         moments = optimizer_tensors(self.optimizer.optimizer).values()
@@ -356,6 +368,7 @@ class _Run:
 
     def finish(self) -> Outcome:
         self._check_weights()  # a checkpoint of an older version may hold what is none
+        self._write_metrics()
         seconds = self.spent + time.monotonic() - self.started
         count = sum(x.numel() for x in self.bare.parameters())
         self.accelerator.wait_for_everyone()
@@ -365,15 +378,15 @@ class _Run:
 
     def _note(self, numbers: dict[str, float]) -> None:
         if self.accelerator.is_main_process:
-            with self._metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": self.step, **numbers}) + "\n")
+            line = (json.dumps({"step": self.step, **numbers}) + "\n").encode()
+            self.curve += line
+            with self._metrics.open("ab") as file:
+                file.write(line)
 
-    def _cut_metrics(self) -> None:
-        """Steps after the checkpoint are made again."""
-        if not self.accelerator.is_main_process or not self._metrics.exists():
-            return
-        kept = [line for line in read_metrics(self._metrics.parent) if line["step"] <= self.step]
-        write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
+    def _write_metrics(self) -> None:
+        """Whatever became of the file."""
+        if self.accelerator.is_main_process:
+            write_whole(self._metrics, bytes(self.curve))
 
     @property
     def _metrics(self) -> Path:

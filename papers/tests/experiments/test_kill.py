@@ -1,6 +1,7 @@
 """The command, killed at any moment and begun again, ends with the numbers of one that was not."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -80,11 +81,22 @@ def assert_same(left, right):
         assert all(torch.equal(x, other[key]) for key, x in tensors.items())
 
 
+def lose_half_of_the_curve(out):
+    """Of the run that is not done, as a disk that fails would."""
+    (path,) = (
+        path
+        for path in out.rglob("metrics.jsonl")
+        if not path.parent.with_name(f"{path.parent.name}.json").exists()
+    )
+    os.truncate(path, path.stat().st_size // 2)
+
+
 def test_killed_twice(tmp_path):
-    """In the middle of the first run, and of the second."""
+    """In the middle of the first run, and of the second; half of the curve is lost besides."""
     to_the_end(VIT, tmp_path / "whole")
     for moment in (20, 70):
         kill(VIT, tmp_path / "killed", moment, late=0.0)
+        lose_half_of_the_curve(tmp_path / "killed")
     to_the_end(VIT, tmp_path / "killed")
     assert_same(results(tmp_path / "killed"), results(tmp_path / "whole"))
 

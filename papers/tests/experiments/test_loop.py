@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from papers.experiments import checkpoint, loop
 from papers.experiments.checkpoint import Checkpoints, OtherConfig, State
@@ -367,6 +368,85 @@ def test_damaged_lines_of_the_metrics_are_left_out_one_by_one(tmp_path):
     assert steps == list(range(1, 13))
     path.unlink()
     assert list(checkpoint.read_metrics(tmp_path)) == []
+
+
+def lost_end(raw):
+    return raw[: len(raw) // 3]
+
+
+def lost_middle(raw):
+    lines = raw.splitlines(keepends=True)
+    return b"".join(lines[:1] + lines[3:])
+
+
+def lost_all(raw):
+    return b""
+
+
+def changed(raw):
+    return raw.replace(b'"loss": ', b'"loss": 1', 1)
+
+
+def twice(raw):
+    return raw.splitlines(keepends=True)[0] + raw
+
+
+@pytest.mark.parametrize("harm", [lost_end, lost_middle, lost_all, changed, twice])
+@pytest.mark.parametrize("stop", [7, 12])
+def test_the_curve_is_that_of_an_undisturbed_run(study, whole, tmp_path, harm, stop):
+    """Whatever happens to its file between two runs; stop: 12 is the end, where nothing is made
+    again."""
+    with pytest.raises(KeyboardInterrupt):
+        ended(study, tmp_path, advance=_stop_at(stop))
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(harm(path.read_bytes()))
+    assert_same(ended(study, tmp_path, resume=True), whole)
+
+
+def test_a_curve_that_is_harmed_during_the_run_is_whole_at_its_end(study, whole, tmp_path):
+    def harm(step, numbers):
+        if step == 8:
+            (tmp_path / "metrics.jsonl").unlink()
+
+    assert_same(ended(study, tmp_path, advance=harm), whole)
+
+
+def without_curves(folder):
+    """Checkpoints as they were before each held the curve up to it."""
+    for path in folder.glob("step-*.json"):
+        tensors = load_file(path.with_suffix(".safetensors"))
+        del tensors["curve"]
+        save_file(tensors, path.with_suffix(".safetensors"))
+        document = json.loads(path.read_text())
+        del document["sha256"]
+        content = path.with_suffix(".safetensors").read_bytes()
+        document["sha256"] = checkpoint._digest(content, document)
+        path.write_text(json.dumps(document))
+
+
+def test_a_checkpoint_without_its_curve_takes_it_from_the_file(study, whole, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        ended(study, tmp_path, advance=_stop_at(7))
+    without_curves(tmp_path)
+    assert_same(ended(study, tmp_path, resume=True), whole)
+
+
+@pytest.mark.parametrize("harm", [lost_end, lost_middle, lost_all, twice])
+def test_a_checkpoint_without_its_curve_is_refused_where_the_file_lacks_steps(
+    study, tmp_path, harm
+):
+    with pytest.raises(KeyboardInterrupt):
+        ended(study, tmp_path, advance=_stop_at(7))
+    without_curves(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    harmed = harm(path.read_bytes())
+    path.write_bytes(harmed)
+    message = (
+        r"metrics\.jsonl does not hold steps 1 to 6, .*put it back, or begin again with --again"
+    )
+    with pytest.raises(ValueError, match=message):
+        ended(study, tmp_path, resume=True)
+    assert path.read_bytes() == harmed  # nothing lost
 
 
 def test_two_do_not_train_in_one_folder(tmp_path):

@@ -244,11 +244,19 @@ def test_a_busy_run_keeps_its_result_though_it_is_to_be_made_again(tmp_path):
     assert stored(JOB, tmp_path) is not None
 
 
-def test_lost_metrics_give_an_empty_curve(tmp_path):
+@pytest.mark.parametrize("left", [None, 0, 100, 500])
+def test_lost_metrics_do_not_change_the_curve(whole, tmp_path, left):
+    """left: bytes of the file; None: it is not there."""
     made(tmp_path)
     JOB.file(tmp_path).unlink()
-    (JOB.file(tmp_path).with_suffix("") / "metrics.jsonl").unlink()
-    assert made(tmp_path)["curve"] == []
+    path = JOB.file(tmp_path).with_suffix("") / "metrics.jsonl"
+    kept = path.read_bytes()
+    assert len(kept) > 500
+    path.unlink()
+    if left is not None:
+        path.write_bytes(kept[:left])
+    assert made(tmp_path)["curve"] == whole[1]["curve"]
+    assert path.read_bytes() == kept
 
 
 def test_half_written_files_of_a_kill_are_removed(tmp_path):
