@@ -10,7 +10,7 @@ import fenchel as fl
 from tests.hf.models import (
     IMPLEMENTATIONS,
     SPARSE,
-    Attention,
+    TranslatedAttention,
     logits,
     softmax_as_given,
     split_mask,
@@ -19,7 +19,7 @@ from tests.hf.models import (
     transformers,
 )
 
-OURS = Attention(fl.Tsallis(1.5))
+OURS = TranslatedAttention(fl.Tsallis(1.5))
 DOUBLE = torch.float64
 
 
@@ -100,7 +100,7 @@ def test_forbidden_in_a_float_mask_is_forbidden():
     q, k, v = operands()
     hidden = torch.full((2, 1, 5, 5), torch.finfo(DOUBLE).min, dtype=DOUBLE)
     assert (attend(Module(), q, k, v, hidden) == 0).all(), "a query that sees no key gets zeros"
-    budget = Attention(fl.Budget(2))
+    budget = TranslatedAttention(fl.Budget(2))
     hidden[..., :3] = 0
     weights = budget(Module(), q, k, v, hidden, output_attentions=True)[1]
     assert (weights[..., 3:] == 0).all()
