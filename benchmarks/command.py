@@ -185,9 +185,7 @@ def bench_dual(
     text: Annotated[
         Path | None, typer.Option(dir_okay=False, exists=True, help="What the model reads.")
     ] = None,
-    layer: Annotated[
-        int | None, typer.Option(help="Of the model, from 0; in tables from 1. [2, the third]")
-    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Of the model, from 0. [2]")] = None,
     out: _Out = None,
     quick: _Quick = False,
 ) -> None:

@@ -63,7 +63,7 @@ def synthetic(tokens: int, width: int, heads: int, seed: int) -> Layer:
 def of_model(folder: Path, text: str, layer: int, tokens: int) -> Layer:
     """Of a BERT in a local folder: t_i = x_i / sqrt(d'), z = K' Q x, first order the layer itself.
 
-    layer: counted from 0, as in `model.encoder.layer[layer]`; in the source's name from 1.
+    layer: counted from 0, as in `model.encoder.layer[layer]`.
     """
     extras.load("transformers")
     model, tokenizer = load(folder)
@@ -83,7 +83,7 @@ def of_model(folder: Path, text: str, layer: int, tokens: int) -> Layer:
         key = attention.key.weight.unflatten(0, (heads, -1))  # (heads, d', d)
         evidence = torch.einsum("hed,nhe->hnd", key, query)
     size = key.shape[1]
-    source = f"{folder.name}, layer {layer + 1} of {count}"
+    source = f"{folder.name}, layer {layer} of 0 to {count - 1}"
     return Layer(hidden / size**0.5, evidence.flatten(0, 1), source)
 
 
@@ -92,7 +92,7 @@ def _layers(model: Any) -> int:
     if family_of(model).pair:
         raise ValueError(
             f"the benchmark needs a BERT or its kin, got {type(model).__name__}; of a T5 "
-            "`python -m papers study deviation` solves every layer"
+            "`fenchel audit --measures deviation` solves every layer"
         )
     return len(model.encoder.layer)
 

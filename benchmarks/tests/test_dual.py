@@ -107,7 +107,7 @@ def test_layer_of_a_model_gives_its_own_attention(tmp_path: Path, capfd: Any) ->
     capfd.readouterr()
     layer = methods.of_model(tmp_path, "a b c d e f", layer=1, tokens=6)
     assert "Loading" not in capfd.readouterr().err
-    assert layer.source == f"{tmp_path.name}, layer 2 of 2"
+    assert layer.source == f"{tmp_path.name}, layer 1 of 0 to 1"
     ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(
         "a b c d e f", return_tensors="pt", truncation=True, max_length=6
     )

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from benchmarks.console import tell
 from fenchel.cli.shared import make_folder, progress_bar
-from papers.studies import bounds, deviation
+from papers.studies import attack
 
 _ROBUSTNESS = (
     "python -m papers study robustness build/models/minilm --text sentences.txt --out build/study"
@@ -25,9 +25,7 @@ _NEGATION = (
 )
 
 commands = typer.Typer(no_args_is_help=True, epilog=f"Example: {_ROBUSTNESS}")
-commands.command("bounds", epilog=f"Example: {bounds.CARD}")(bounds.bounds)
-commands.command("deviation", epilog=f"Example: {deviation.EXAMPLE}")(deviation.deviation)
-commands.command("attack", epilog=f"Example: {bounds.ATTACK}")(bounds.attack)
+commands.command("attack", epilog=f"Example: {attack.ATTACK}")(attack.attack)
 
 _Model = Annotated[str, typer.Argument(help="Folder of a BERT, or its name on the hub.")]
 _Out = Annotated[Path, typer.Option(file_okay=False, help="Folder for the JSON and the picture.")]
@@ -42,7 +40,7 @@ def study_robustness(
         typer.Option(exists=True, dir_okay=False, help="A sentence a line; .tsv: first column."),
     ],
     out: _Out,
-    layer: Annotated[int, typer.Option(min=0, help="From 0: 2 is the third.")] = 2,
+    layer: Annotated[int, typer.Option(min=0, help="Counted from 0.")] = 2,
     count: Annotated[int, typer.Option("--sentences", min=1, help="From the start.")] = 100,
     draws: Annotated[int, typer.Option(min=1, help="Choices of keys, a sentence and share.")] = 20,
     seed: _Seed = 0,

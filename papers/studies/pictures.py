@@ -148,8 +148,8 @@ def _robustness_listing(document: _Document) -> list[Listing]:
 
 
 def _layer(document: _Document) -> str:
-    """Counted from one, as people do, and as the option has it."""
-    return f"layer {document['layer'] + 1} (--layer {document['layer']})"
+    """Counted from 0, as the option has it."""
+    return f"layer {document['layer']}"
 
 
 def _robustness_findings(document: _Document) -> list[str]:

@@ -49,7 +49,7 @@ _WORDS = (
     "the ratio no bound for all choices can avoid; ratio_to_largest_draw shows how much",
     "where bound_to_hull is 1 the bound says only that outputs stay averages of the values",
     "[CLS] and [SEP] are keys like others and may be left out",
-    "in this file `layer` counts from 0, as --layer does; tables and pictures name both",
+    "`layer` counts from 0",
 )
 
 

@@ -70,6 +70,15 @@ def model_of(name, dtype=torch.float64, implementation="eager"):
     return model.to(dtype)
 
 
+def save_short_bert(path, words):
+    """A BERT of 32 positions, whose tokenizer does not say how long a text may be."""
+    model_of("bert", torch.float32).save_pretrained(path)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    transformers.BertTokenizer(vocab=numbers).save_pretrained(path)
+    return path
+
+
 def inputs_of(kind="encoder", side="right"):
     """Three sentences of 9, 6 and 3 tokens; the decoder's are of 7, 7 and 4."""
     generator = torch.Generator().manual_seed(1)

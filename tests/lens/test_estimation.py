@@ -160,22 +160,10 @@ def test_a_sentence_of_padding_alone_is_nan():
     assert found.queries == 15
 
 
-def test_summary_and_json():
+def test_every_query_is_counted_by_its_status():
     found = lens.deviation(model_of("bert"), inputs_of())
-    document = found.as_json()
-    layer = document["summary"][1]["multiplier"]
-    values = found.multiplier[1][~found.multiplier[1].isnan()]
-    assert layer["mean"] == pytest.approx(float(values.mean()), rel=1e-4)
-    assert layer["q05"] <= layer["q25"] <= layer["median"] <= layer["q75"] <= layer["q95"]
-    assert layer["max"] == pytest.approx(float(values.max()), rel=1e-4)
-    assert len(layer["head_means"]) == 4
-    assert layer["head_means"][2] == pytest.approx(
-        float(found.multiplier[1, :, 2].nanmean()), rel=1e-4
-    )
-    assert document["status"] == {"OK": 2 * 4 * 18}
-    averaged = found.values("multiplier", 1)
-    assert averaged.shape == (18,)
-    assert float(averaged.mean()) == pytest.approx(float(values.mean()))
+    assert found.status == {"OK": 2 * 4 * 18}
+    assert int((~found.multiplier[1].isnan()).sum()) == 4 * 18
 
 
 def test_advance_adds_up_to_one():

@@ -298,7 +298,7 @@ def deviations(evidence: Evidence) -> None:
     found = ", ".join(f"{value:.3f}" for value in by_head[2].tolist())
     evidence.note(f"per-head means of random heads at c = 1: {found}")
     _measured(evidence)
-    lines = {f"head {h + 1}": (sizes.tolist(), by_head[:, h].tolist()) for h in range(4)}
+    lines = {f"head {h}": (sizes.tolist(), by_head[:, h].tolist()) for h in range(4)}
     title = "Deviation of one layer in several parametrisations"
     evidence.draw(Curves(title, "c", "|λ* - α z| / |λ*|", lines, "xy"))
 
@@ -316,9 +316,9 @@ def _random_heads(evidence: Evidence) -> tuple[Tensor, Tensor]:
 
 def _measured(evidence: Evidence) -> None:
     evidence.note(
-        "`python -m papers study deviation` measures pretrained heads, with the printed templates "
-        "x/√d'; "
-        "papers/results/deviations.json holds what it found for MiniLM and flan-t5-small"
+        "`fenchel audit --measures deviation` measures pretrained heads, with the printed "
+        "templates x/√d' (columns token_deviation_*); papers/results/deviations.json holds what "
+        "was found for MiniLM and flan-t5-small"
     )
     evidence.note(
         "it stores |h - ĥ| / |ĥ - μ| beside the figure's ratio: a small deviation of λ says that z "

@@ -122,7 +122,7 @@ def test_robustness_table_and_words():
 
 
 def test_table_and_picture_name_the_same_layer(figure):
-    where = "layer 3 (--layer 2)"
+    where = "layer 2"
     assert where in picture.listings(robustness())[0].title
     assert where in figure(robustness()).get_suptitle()
 

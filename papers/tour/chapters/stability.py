@@ -49,14 +49,15 @@ def chapter(tour: Tour) -> Chapter:
 
 
 def _layer(tour: Tour) -> tuple[Seen, str]:
-    """The third layer of a model that reads this sentence, or one of random weights."""
+    """Layer 2, from 0, of a model that reads this sentence, or one of random weights."""
     if tour.model is not None:
         from fenchel import lens
 
         model, tokenizer = lens.load(tour.model)
         text = " ".join(_INTRO.split()[:90])
         layers = list(constants.seen(model, lens.encode(tokenizer, [text], model=model)))
-        return layers[min(2, len(layers) - 1)], f"layer 3 of {tour.model.name}"
+        number = min(2, len(layers) - 1)
+        return layers[number], f"layer {number} of {tour.model.name}"
     generator = tour.generator()
     heads, n, size = (3, 8, 4) if tour.quick else (12, 64, 32)
     width = heads * size

@@ -49,7 +49,8 @@ _EARLY = 10  # per cent done before which nothing is foretold in a log
 _HEADLINES = {
     "entropy_share": "entropy, of that of even weights",
     "mass_first": "weight on the first token",
-    "deviation_mean": "deviation from the exact estimate",
+    "token_deviation_mean": "deviation from the exact estimate, token space",
+    "head_deviation_mean": "deviation from the exact estimate, head space",
     "kept_{}": "links kept by entmax-{}",
     "layer_moved_{}": "layer's output moved by it",
     "bound": "certified bound, query to output",
@@ -82,6 +83,7 @@ _Threads = Annotated[
 _Dtype = Annotated[str, _Option(help="float32, float64, bfloat16 or float16.")]
 _Probe = Annotated[int, _Option(min=1, help="Texts for the slow measures.")]
 _Alphas = Annotated[str, _Option(help="Of the what-if: entmax in place of softmax.")]
+_Trials = Annotated[int, _Option(min=1, help="Of the attack, for each head.")]
 _Tolerance = Annotated[float, _Option(help="Of the recipe: how far an output may move.")]
 _Measures = Annotated[
     str | None,
@@ -113,6 +115,7 @@ def audit(
     probe: _Probe = 32,
     alphas: _Alphas = "1.5,2",
     tolerance: _Tolerance = 0.01,
+    trials: _Trials = 200,
     measures: _Measures = None,
     chunk: _Chunk = None,
     longest: _Longest = 512,
@@ -145,6 +148,7 @@ def audit(
             heads=None if heads is None else _numbers(heads, "--heads"),
             probe=probe,
             tolerance=tolerance,
+            trials=trials,
         )
         _check_writable(out)
         with launch.team() as team, _threads(threads):

@@ -6,7 +6,6 @@ found = lens.audit(model, tokenizer, sentences)
 found.to_pandas(), found.plot("entropy")
 """
 
-from fenchel.lens.constants import Stability, stability
 from fenchel.lens.deviations import Deviations
 from fenchel.lens.estimation import deviation
 from fenchel.lens.heads.auditing import Run, audit
@@ -27,7 +26,6 @@ __all__ = [
     "Kind",
     "LayerProblem",
     "Run",
-    "Stability",
     "Store",
     "Wanted",
     "advantage",
@@ -37,5 +35,4 @@ __all__ = [
     "load",
     "problems",
     "sentences",
-    "stability",
 ]

@@ -1,18 +1,15 @@
-"""What an audit found, and its summary."""
+"""How far a model's attention is from the exact estimates, query by query."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fenchel._solution import Status
 
 MEASURES = ("multiplier", "mean", "mean_shift", "parameter")
-QUANTILES = (0.05, 0.25, 0.75, 0.95)
 PADDING = -1  # in `codes`, where a query is no word
 
 
@@ -68,63 +65,3 @@ class Deviations:
         codes, counts = torch.unique(self.codes[self.codes != PADDING], return_counts=True)
         pairs = zip(codes.tolist(), counts.tolist(), strict=True)
         return {Status(code).name: count for code, count in pairs}
-
-    def values(self, measure: str, layer: int, head: int | None = None) -> Tensor:
-        """One for each query that was solved; head None: the average over the heads. (N,)"""
-        if measure not in MEASURES:
-            raise ValueError(f"measure must be one of {', '.join(MEASURES)}, got {measure!r}")
-        found: Tensor = getattr(self, measure)[layer]
-        one = found.mean(1) if head is None else found[:, head]
-        return one[~one.isnan()]
-
-    def summary(self) -> list[dict[str, Any]]:
-        """For each layer and measure the mean, the median and quantiles over heads and queries,
-        and the mean of each head."""
-        made = []
-        for layer in range(self.layers):
-            entry: dict[str, Any] = {"layer": layer}
-            for name in MEASURES:
-                entry[name] = _summary(getattr(self, name)[layer])
-            made.append(entry)
-        return made
-
-    def as_json(self) -> dict[str, Any]:
-        """Settings, counts and the summary.
-
-        `layer` of the summary counts from `first_layer` = 0, as in `multiplier[layer]`; tables and
-        pictures count from 1.
-        """
-        return {
-            "model": self.model,
-            "attention": self.attention,
-            "scaling": self.scaling,
-            "reliability": self.reliability,
-            "sentences": self.sentences,
-            "queries": self.queries,
-            "layers": self.layers,
-            "first_layer": 0,
-            "heads": self.heads,
-            "status": self.status,
-            "summary": self.summary(),
-        }
-
-
-def _summary(values: Tensor) -> dict[str, Any]:
-    """values (batch, head, query)"""
-    found = values.double().cpu().numpy()
-    flat = found[~np.isnan(found)]
-    if not flat.size:
-        return {"mean": None, "median": None, "max": None, "head_means": []}
-    marks = {f"q{round(100 * q):02d}": _rounded(np.quantile(flat, q)) for q in QUANTILES}
-    return {
-        "mean": _rounded(flat.mean()),
-        "median": _rounded(np.median(flat)),
-        **marks,
-        "max": _rounded(flat.max()),
-        "head_means": [_rounded(np.nanmean(found[:, h])) for h in range(found.shape[1])],
-    }
-
-
-def _rounded(value: Any) -> float:
-    """Five digits."""
-    return float(f"{float(value):.5g}")

@@ -36,7 +36,7 @@ def deviation(
 
     >>> model, tokenizer = lens.load("build/models/minilm")
     >>> found = lens.deviation(model, lens.encode(tokenizer, ["A man is playing a guitar."]))
-    >>> found.multiplier[2]                 # third layer: (batch, head, query), here (1, 12, 9)
+    >>> found.multiplier[2]                 # layer 2: (batch, head, query), here (1, 12, 9)
 
     The folder holds any BERT or T5 that `from_pretrained` loads; `lens.load` takes a name on the
     Hugging Face hub as well. Needs the extra: pip install "fenchel[hf]".

@@ -331,30 +331,46 @@ class Reference:
         return mean(found)
 
     def deviations(self, kind, layer, head):
-        found = [
-            self._deviation(kind, layer, head, seen, i) for _, seen, i in self._queries(kind, layer)
-        ]
-        names = ("deviation_multiplier", "deviation_mean", "deviation_mean_shift")
-        return {name: mean(one[at] for one in found) for at, name in enumerate(names)}
+        """In the space of the head's keys, and of BERT and T5 in that of the tokens too."""
+        names = ("multiplier", "mean", "mean_shift")
+        row = self._means("head", self._of_keys, (kind, layer, head), names)
+        if self.bench.name in KEYS:
+            names = (*names, "parameter")
+            row |= self._means("token", self._of_tokens, (kind, layer, head), names)
+        return row
 
-    def _deviation(self, kind, layer, head, seen, i):
-        """In the space of the tokens for BERT and T5, else in that of the head's keys."""
+    def _means(self, space, problem, place, names):
+        kind, layer, head = place
+        found = [
+            self._deviation(seen, head, i, problem(place, seen, i))
+            for _, seen, i in self._queries(kind, layer)
+        ]
+        return {
+            f"{space}_deviation_{name}": mean(x[at] for x in found) for at, name in enumerate(names)
+        }
+
+    def _of_keys(self, place, seen, i):
+        head = place[-1]
+        return seen.scaling * seen.key[head], seen.query[head, i]
+
+    def _of_tokens(self, place, seen, i):
+        kind, layer, head = place
+        query = seen.query[head, i]
+        size = len(query)
+        path = f"{self.bench.paths[kind, layer]}.{KEYS[self.bench.name]}"
+        matrix = self.bench.model.get_submodule(path).weight.detach()
+        own = matrix[head * size : (head + 1) * size]
+        return seen.tokens / math.sqrt(size), seen.scaling * math.sqrt(size) * own.T @ query
+
+    def _deviation(self, seen, head, i, problem):
         count = seen.visible(i)
         if count == 1:  # one token: nothing to be estimated
-            return (0.0, 0.0, 0.0)
-        query, bias = seen.query[head, i], torch.zeros(count, dtype=torch.float64)
+            return (0.0, 0.0, 0.0, 0.0)
+        templates, evidence = problem
+        bias = torch.zeros(count, dtype=torch.float64)
         if seen.bias is not None:
             bias = seen.bias[head, i, :count]
-        if seen.tokens is None:
-            templates, evidence = seen.scaling * seen.key[head, :count], query
-        else:
-            size = len(query)
-            path = f"{self.bench.paths[kind, layer]}.{KEYS[self.bench.name]}"
-            matrix = self.bench.model.get_submodule(path).weight.detach()
-            templates = seen.tokens[:count] / math.sqrt(size)
-            own = matrix[head * size : (head + 1) * size]
-            evidence = seen.scaling * math.sqrt(size) * own.T @ query
-        return deviations_of_query(templates.numpy(), bias.numpy(), evidence.numpy())
+        return deviations_of_query(templates[:count].numpy(), bias.numpy(), evidence.numpy())
 
     def what_if(self, kind, layer, alpha):
         """Of all heads, since the layer's output is theirs together."""

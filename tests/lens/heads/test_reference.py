@@ -110,7 +110,8 @@ class Case:
         row["local"] = mean(x for found in local.values() for x in found)
         row["largest_local"] = max(x for found in local.values() for x in found)
         row["local_share"] = mean(max(found) / bounds[at] for at, found in local.items())
-        row["tightness"] = reference.tightness(*place, TRIALS)
+        row["attacked"] = reference.attacked(*place, TRIALS)
+        row["tightness"] = bounds[reference.probe[0]] / row["attacked"]
         return row
 
 

@@ -168,7 +168,7 @@ def test_head_deviations_solve_the_heads_own_problem(name):
         assert exact.gap < 1e-12
         first = torch.tensor(p, dtype=torch.float64)[seen] @ t
         total[head] += (first - exact.mean).norm() / exact.mean.norm()
-    torch.testing.assert_close(found["deviation_mean"], total, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found["head_deviation_mean"], total, rtol=1e-8, atol=1e-12)
 
 
 def test_sums_and_maxima_are_added_apart():

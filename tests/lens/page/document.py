@@ -32,8 +32,8 @@ _COLUMNS = (
     ("mass_previous", "weight on the token before", "", "weights", "linear", "texts"),
     ("mass_next", "weight on the token after", "", "weights", "linear", "texts"),
     ("distance", "distance", "tokens", "weights", "linear", "texts"),
-    ("deviation_mean", "deviation of the mean", "", "estimation", "log", "texts"),
-    ("deviation_multiplier", "deviation of the multiplier", "", "estimation", "log", "texts"),
+    ("token_deviation_mean", "deviation of the mean", "", "estimation", "log", "texts"),
+    ("token_deviation_multiplier", "deviation of the multiplier", "", "estimation", "log", "texts"),
     *(
         (f"{name}_{alpha}", f"{title}, α {alpha}", "", "what-if", "linear", "texts")
         for alpha in ALPHAS
@@ -85,8 +85,8 @@ def _numbers(p: Array, kind: str, layer: int, head: int) -> dict[str, float | No
         "effective_support": np.exp(entropy).mean(),
         "mass_first": p[:, 0].mean(),
         "mass_special": p[:, [0, -1]].sum(-1).mean(),
-        "deviation_mean": float(np.exp(2 * rng.normal() - 4)),
-        "deviation_multiplier": float(np.exp(2 * rng.normal() - 3)),
+        "token_deviation_mean": float(np.exp(2 * rng.normal() - 4)),
+        "token_deviation_multiplier": float(np.exp(2 * rng.normal() - 3)),
         "tilt": rng.normal(),
         "fisher_rank": 1 + 15 * rng.random(),
         "bound": bound,

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._numerics import where
+from fenchel._solution import Status
 from fenchel.bounds import attack, query_lipschitz
+from fenchel.lens.deviations import MEASURES as DEVIATIONS
 from fenchel.lens.estimation import deviation
 from fenchel.lens.heads.capture import Call, Choice, watch
 from fenchel.lens.heads.geometry import fisher_tallies, local_tallies
@@ -82,12 +85,12 @@ def _batch_tallies(
         kinds[call.kind] = None
         if not wanted.takes(call.layer):
             return {}
-        return _call_tallies(call, prepared, wanted, projections, known)
+        return _call_tallies(call, prepared, wanted, projections)
 
     total = over_calls(model, prepared, make)
     if known and "deviation" in wanted.measures:
         for kind in kinds:
-            total = added(total, _deviation_tallies(model, prepared, kind, wanted))
+            total = added(total, _token_deviation_tallies(model, prepared, kind, wanted))
     return total
 
 
@@ -96,7 +99,7 @@ def _counted(call: Call, prepared: Prepared, wanted: Wanted) -> Counted:
 
 
 def _call_tallies(
-    call: Call, prepared: Prepared, wanted: Wanted, projections: Projections, known: bool
+    call: Call, prepared: Prepared, wanted: Wanted, projections: Projections
 ) -> Tallies:
     counted = _counted(call, prepared, wanted)
     made: Tallies = {"queries": counted.counts.double().sum((0, 2))}
@@ -108,12 +111,11 @@ def _call_tallies(
     if "certificate" in wanted.measures:
         made |= certificate_tallies(counted)
     if "deviation" in wanted.measures:
-        made |= preference_tallies(counted)
-        made |= {} if known else head_deviation_tallies(counted)
+        made |= preference_tallies(counted) | head_deviation_tallies(counted)
     return made
 
 
-def _deviation_tallies(model: Any, prepared: Prepared, kind: Kind, wanted: Wanted) -> Tallies:
+def _token_deviation_tallies(model: Any, prepared: Prepared, kind: Kind, wanted: Wanted) -> Tallies:
     """Of the estimation problem in the space of the tokens, where the family is known."""
     names = ("input_ids", "attention_mask", "token_type_ids")
     more = () if kind == "encoder" else ("decoder_input_ids", "decoder_attention_mask")
@@ -122,13 +124,19 @@ def _deviation_tallies(model: Any, prepared: Prepared, kind: Kind, wanted: Wante
         found = deviation(model, inputs, attention=kind)
     made: Tallies = {}
     for layer in filter(wanted.takes, range(found.layers)):
-        for name in ("multiplier", "mean", "mean_shift"):
-            values = getattr(found, name)[layer].transpose(0, 1).flatten(1)  # (H, B Q)
-            values = values[wanted.chosen(len(values))]
-            solved = values.isfinite()
-            made[f"{kind}/{layer}/deviation_{name}"] = torch.where(solved, values, 0.0).sum(1)
-        made[f"{kind}/{layer}/deviation_count"] = solved.double().sum(1)
+        here = f"{kind}/{layer}/token_deviation"
+        heads = wanted.chosen(found.heads)
+        solved = _by_head(found.codes[layer])[heads] == int(Status.OK)
+        made[f"{here}_count"] = solved.double().sum(1)
+        for name in DEVIATIONS:
+            values = _by_head(getattr(found, name)[layer])[heads]
+            made[f"{here}_{name}"] = where(solved & values.isfinite(), values, 0.0).sum(1)
     return made
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """(B, H, Q) -> (H, B Q)"""
+    return x.transpose(0, 1).flatten(1)
 
 
 def probe_tallies(model: Any, material: Material, places: Sequence[int], wanted: Wanted) -> Tallies:

@@ -151,25 +151,46 @@ _WEIGHTS = _group(
     ),
 )  # fmt: skip
 
+
+def _deviation(space: str, problem: str) -> tuple[_Made, ...]:
+    """Of the estimation problem in one space, "token" or "head"; the two are not comparable."""
+
+    def column(name: str, title: str, explain: str) -> _Made:
+        tally, count = f"{space}_deviation_{name}", f"{space}_deviation_count"
+        return _column(
+            tally, f"{title}, {space} space", "", explain, over(tally, count), count, scale="log"
+        )
+
+    return (
+        column(
+            "multiplier", "off the exact multiplier",
+            f"|λ − λ*| / |λ*|: attention is the first-order solution of an estimation problem, "
+            f"here {problem}; so far is its multiplier from the exact one.",
+        ),
+        column(
+            "mean", "off the exact mean",
+            f"|h − h*| / |h*|: the same of the estimated mean, {problem}; this is what the head "
+            "looks up.",
+        ),
+        column(
+            "mean_shift", "off the exact shift",
+            f"|h − h*| over what attention does to the mean of the preference, {problem}.",
+        ),
+    )  # fmt: skip
+
+
 _ESTIMATION = _group(
     "estimation",
     "texts",
+    *_deviation("token", "with the tokens that come in as templates (BERT, RoBERTa and T5)"),
     _column(
-        "deviation_multiplier", "off the exact multiplier", "",
-        "|λ − λ*| / |λ*|: attention is the first-order solution of an estimation problem; so far "
-        "is its multiplier from the exact one.",
-        over("deviation_multiplier", "deviation_count"), "deviation_count", scale="log",
+        "token_deviation_parameter", "small parameter, token space", "",
+        "|Cov z| / |z| of the templates: the deviation of the multiplier to leading order. Where "
+        "it is small, so is that deviation.",
+        over("token_deviation_parameter", "token_deviation_count"), "token_deviation_count",
+        scale="log",
     ),
-    _column(
-        "deviation_mean", "off the exact mean", "",
-        "|h − h*| / |h*|: the same of the estimated mean, which is what the head looks up.",
-        over("deviation_mean", "deviation_count"), "deviation_count", scale="log",
-    ),
-    _column(
-        "deviation_mean_shift", "off the exact shift", "",
-        "|h − h*| over what attention does to the mean of the preference.",
-        over("deviation_mean_shift", "deviation_count"), "deviation_count", scale="log",
-    ),
+    *_deviation("head", "with the head's own keys as templates (any model)"),
     _column(
         "preference_support", "support of the preference", "tokens",
         "Effective support of the preference that the position bias alone implies.",
@@ -249,6 +270,11 @@ _STABILITY = (
             "local_share", "local, of the certified", "",
             "Mean over texts of the largest local constant over the text's certificate.",
             over("local_share", "local_texts"),
+        ),
+        _column(
+            "attacked", "attacked constant", "",
+            "The largest |Δoutput| / |Δquery| that an attack on the certificate of one text found.",
+            lambda here: here["attacked"], scale="log",
         ),
         _column(
             "tightness", "certified / attacked", "",

@@ -69,7 +69,7 @@ def advantage(
     """Which keys the gradient of a loss would attend more, in every head.
 
     >>> found = lens.advantage(model, tokenizer, ["A man is playing a guitar."])
-    >>> found.of("encoder", 2)[0, 7].sum(0)            # third layer, head 7: by token
+    >>> found.of("encoder", 2)[0, 7].sum(0)            # layer 2, head 7: by token
     >>> towards = lambda outputs, prepared: -outputs.last_hidden_state[:, 0].sum()
     >>> lens.advantage(model, tokenizer, texts, towards)          # any direction of the output
 

@@ -211,10 +211,10 @@ def head_deviation_tallies(counted: Counted) -> Tallies:
     exact = estimate(*problem, mask=seen)
     off = first_order(*problem, mask=seen).compare(exact)
     solved = counted.counts & (exact.status == int(Status.OK))
-    made = {"deviation_count": solved.double().sum((0, 2))}
+    made = {"head_deviation_count": solved.double().sum((0, 2))}
     for name in ("multiplier", "mean", "mean_shift"):
         values = where(solved & getattr(off, name).isfinite(), getattr(off, name), 0.0)
-        made[f"deviation_{name}"] = values.sum((0, 2))
+        made[f"head_deviation_{name}"] = values.sum((0, 2))
     return made
 
 

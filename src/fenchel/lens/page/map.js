@@ -94,7 +94,7 @@ function mapPanel(kind, column, options) {
     el("div", {class: "scroll"}, drawMap(kind, column, options)));
 }
 
-const OF_ONE_INPUT = new Set(["tightness"]);  // an attack takes long: one of the probe stands for all
+const OF_ONE_INPUT = new Set(["attacked", "tightness"]);  // an attack takes long: one of the probe stands for all
 
 function measuredOn(column) {
   const {what, probe} = audit.inputs;

@@ -1,4 +1,4 @@
-"""`study bounds` and `study attack`: the card of a model, the long attack."""
+"""`study attack`: the long attack on every kind of bound."""
 
 from __future__ import annotations
 
@@ -14,76 +14,7 @@ from benchmarks.console import tell
 from benchmarks.tables import Listing
 from fenchel.cli.shared import make_folder, progress_bar
 
-CARD = "python -m papers study bounds build/models/minilm --text story.txt --out build/study"
 ATTACK = "python -m papers study attack --trials 20000 --out build/study"
-_TOKENS = 128
-
-
-def bounds(
-    model: Annotated[str, typer.Argument(help="Folder of a BERT or T5, or its name on the hub.")],
-    text: Annotated[
-        Path,
-        typer.Option(exists=True, dir_okay=False, help="What the model reads, from its start."),
-    ],
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for JSON and picture.")],
-    tokens: Annotated[
-        int | None,
-        typer.Option(min=2, help="Of the text, at most. [128, or as many as the model reads]"),
-    ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Of the attack, a head.")] = 1000,
-) -> None:
-    """How far the output of every head can move with its query: certified, attacked, as it is.
-
-    Writes study_bounds.json and a picture. The card of 72 heads takes about half a minute.
-    """
-    make_folder(out)
-    from fenchel import lens
-    from fenchel.lens.constants import stability
-    from fenchel.lens.text import LONGEST, limit
-    from papers.studies import stability_pictures as picture
-
-    try:
-        with progress_bar(TaskProgressColumn()) as progress:
-            task = progress.add_task("loading", total=1.0)
-            loaded, tokenizer = lens.load(model)
-            most = _tokens(tokens, limit(loaded, tokenizer, LONGEST))
-            encoded = lens.encode(tokenizer, [_read(text)], model=loaded)
-            inputs = {name: value[:, :most] for name, value in encoded.items()}
-            found = stability(
-                loaded,
-                inputs,
-                budget=trials,
-                advance=lambda share: progress.update(task, description="attacking", advance=share),
-            )
-    except (ImportError, OSError, TypeError, ValueError) as problem:
-        raise typer.BadParameter(str(problem)) from None
-    document = {"model": Path(model).name, "text": text.name, **found.as_json()}
-    tell({"warning": ""}, [picture.listing(document)], None)
-    path = out / "study_bounds.json"
-    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    typer.echo(path)
-    title = f"{document['model']}, {found.tokens} tokens of {text.name}"
-    typer.echo(picture.save(found, out / "study_bounds.svg", title))
-
-
-def _tokens(wanted: int | None, most: int) -> int:
-    """wanted: None where it is left to us."""
-    if wanted is not None and wanted > most:
-        raise ValueError(
-            f"--tokens is {wanted}, but {most} are read at most; give --tokens {most}, or leave it "
-            "out"
-        )
-    return min(most, _TOKENS) if wanted is None else wanted
-
-
-def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text in UTF-8") from None
-    if not text.strip():
-        raise ValueError(f"{path} holds no text")
-    return text
 
 
 def attack(

@@ -1,12 +1,9 @@
-"""From a folder and a text file to what is stored."""
-
-import json
+"""Sentences from a file, and what the tokenizer makes of them."""
 
 import pytest
 import torch
 
 from fenchel import lens
-from fenchel.lens import runs
 from tests.lens.models import model_of, transformers
 
 WORDS = ["a", "man", "is", "playing", "the", "guitar", "and", "nobody", "knew", "it"]
@@ -48,26 +45,3 @@ def test_encode_for_a_decoder(folder):
     words = inputs["attention_mask"].bool()
     assert torch.equal(inputs["labels"][words], inputs["input_ids"][words])
     assert (inputs["labels"][~words] == -100).all()
-
-
-def test_runs_are_added_beside_others(tmp_path):
-    path = tmp_path / "x.json"
-    given = [
-        ("b", "encoder", 1.0),
-        ("a", "cross", 1.0),
-        ("b", "encoder", 1.0),
-        ("b", "encoder", 0.5),
-    ]
-    names = ("model", "attention", "scaling")
-    for one in given:
-        runs.add({**dict(zip(names, one, strict=True)), "nested": {"x": [1, 2]}}, path)
-    found = json.loads(path.read_text())["runs"]
-    assert [tuple(one[name] for name in names) for one in found] == sorted(set(given))
-    assert found[0]["nested"] == {"x": [1, 2]}
-
-
-def test_what_was_not_solved_is_said(folder, text):
-    found = runs.run(runs.Settings(str(folder), text, 2))
-    assert found.warning == ""
-    found.deviations.codes[0, 0, 0, 0] = 4
-    assert found.warning == "not solved, and left out: {'MAX_STEPS': 1}"
