@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -32,14 +29,14 @@ def summary() -> dict[str, Any]:
 
 def kernels() -> str:
     """Which kernels of fenchel run here, and why."""
-    paths = {path["name"]: path["why"] for path in fl.info()["fast_paths"]}
-    why: str = paths["native kernels"]
-    return why
+    return str(_fast_path("native kernels")["why"])
 
 
-def cxx_compiler() -> str | None:
-    """The name of the C++ compiler that torch.compile would find; None if there is none."""
-    for candidate in (os.environ.get("CXX"), "g++", "c++", "clang++"):
-        if candidate and shutil.which(candidate):
-            return PurePath(candidate).name
-    return None
+def compiles() -> bool:
+    """A C++ compiler is here, which torch.compile needs for its fast back end."""
+    return bool(_fast_path("torch.compile")["active"])
+
+
+def _fast_path(name: str) -> dict[str, Any]:
+    (path,) = (path for path in fl.info()["fast_paths"] if path["name"] == name)
+    return dict(path)

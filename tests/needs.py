@@ -77,7 +77,7 @@ def model(name: str, covers: str) -> Path:
 
 def kernels(covers: str) -> pytest.MarkDecorator:
     """Compiled and switched on."""
-    path = fl.info()["fast_paths"][0]
+    (path,) = (path for path in fl.info()["fast_paths"] if path["name"] == "native kernels")
     return unless(path["active"], f"no native kernels ({path['why']})", covers)
 
 

@@ -42,12 +42,12 @@ CHECKED: tuple[tuple[str, fl.Regularizer], ...] = (
 def chapter(tour: Tour) -> Chapter:
     rows = check_scores(tour)
     scores = torch.tensor([1.0, 0.6, 0.2, -0.4, -1.2], dtype=torch.float64)
-    compiler = None if tour.quick else machine.cxx_compiler()
+    native = not tour.quick and machine.compiles()
     return Chapter(
         "Derivatives",
         _INTRO,
         (_alpha_figure(scores),),
-        (_table(rows, compiler is not None), _alpha_table(scores)),
+        (_table(rows, native), _alpha_table(scores)),
     )
 
 
