@@ -17,6 +17,7 @@ from fenchel._attention import (
 from fenchel._info import info
 from fenchel._losses import fenchel_young_loss
 from fenchel._maps import entmax, softmax, sparsemax
+from fenchel._numerics import NonFiniteError
 from fenchel._solution import Solution, SolveError, Status
 from fenchel._solve import solve
 from fenchel._version import __version__
@@ -32,6 +33,7 @@ __all__ = [
     "AttentionSolution",
     "Budget",
     "Fused",
+    "NonFiniteError",
     "Norm",
     "Regularizer",
     "Shannon",

@@ -32,6 +32,7 @@ from torch.nn import (
 )
 from torch.nn import functional as F
 
+from fenchel._numerics import check_finite
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Domain, Everywhere
 from fenchel.bounds.maps import MapTrials, Search, VectorMap, compose, trials_of
@@ -126,8 +127,8 @@ def _check_chain(matrices: Sequence[Tensor]) -> None:
         if after.shape[1] != before.shape[0]:
             shapes = f"{tuple(before.shape)}, then {tuple(after.shape)}"
             raise ValueError(f"matrices do not fit: {shapes}")
-    if not all(bool(matrix.isfinite().all()) for matrix in matrices):
-        raise ValueError("matrices must be finite; they hold NaN or infinity")
+    for matrix in matrices:
+        check_finite(matrix, "matrices")
 
 
 def layer_norm_lipschitz(

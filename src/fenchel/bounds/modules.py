@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, has
+from fenchel._numerics import certificate_dtype, check_finite
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
 from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap, trials_of
@@ -234,8 +234,7 @@ class _Side:
     def of(cls, matrix: Tensor, basis: Tensor | None = None) -> _Side:
         """Of `matrix` (..., k, b), or of basis @ matrix. A square root of the Gram matrix's largest
         eigenvalue is as good as a singular value; small ones are not needed."""
-        if has(~matrix.isfinite()):
-            raise ValueError("the weights of the layer must be finite; they hold NaN or infinity")
+        check_finite(matrix, "the weights of the layer")
         squares, vectors = torch.linalg.eigh(matrix @ matrix.mT)
         return cls(vectors if basis is None else basis @ vectors, squares.unsqueeze(-1))
 

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._numerics import check_tensor
+from fenchel._numerics import check_finite, check_tensor
 from fenchel._solve import solve
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
@@ -206,8 +206,7 @@ def _check_vectors(name: str, x: object) -> None:
     if x.dim() < 2 or 0 in x.shape[-2:] or not x.is_floating_point():
         shown = f"{x.dtype} of shape {tuple(x.shape)}"
         raise ValueError(f"{name} must be (n, d), floating point, not empty; got {shown}")
-    if not bool(x.isfinite().all()):
-        raise ValueError(f"{name} must be finite; they hold NaN or infinity")
+    check_finite(x, name)
 
 
 def _checked(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,8 +231,7 @@ def _ball(
     if norm != 2 or not isinstance(omega, Shannon):
         raise ValueError("a ball of queries is for Shannon and norm 2; leave out around and radius")
     check_tensor(around, "around")
-    if not bool(around.isfinite().all()):
-        raise ValueError("around must be finite; it holds NaN or infinity")
+    check_finite(around, "around")
     if around.shape != keys.shape[1:]:
         shapes = f"({keys.shape[1]},), got {tuple(around.shape)}"
         raise ValueError(f"around must be one query, {shapes}")
