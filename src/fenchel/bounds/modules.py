@@ -59,7 +59,7 @@ def gaussian_bound(projection: Tensor, output: Tensor, tokens: Sequence[int]) ->
     one, other = _spectral(projection), _spectral(output)
     norms = one * other
     bounds = norms * norms.new_tensor([gaussian_constant(n) for n in tokens])
-    return _kept(bounds, one, other)
+    return _keep_positive(bounds, one, other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +92,13 @@ def dot_bound(
     together = _length(each * values) * whole
     parts = output.unflatten(1, value.shape[:2]).movedim(1, 0)  # (head, e, m)
     apart = (each * _product_spectral(parts, value, eps)).sum(-1)
-    return _kept(torch.minimum(together, apart), values.amax(), whole)
+    return _keep_positive(torch.minimum(together, apart), values.amax(), whole)
 
 
 def feed_forward_bound(inner: Tensor, outer: Tensor) -> Tensor:
     """inner (hidden, d), outer (e, hidden). ()"""
     one, other = _spectral(inner), _spectral(outer)
-    return _kept(one * other, one, other)
+    return _keep_positive(one * other, one, other)
 
 
 def shrinking(bounds: Tensor, constant: float) -> Tensor:
@@ -107,7 +107,7 @@ def shrinking(bounds: Tensor, constant: float) -> Tensor:
     return (1 - 1e-12) * constant / bounds.clamp_min(constant)
 
 
-def _kept(bounds: Tensor, *factors: Tensor) -> Tensor:
+def _keep_positive(bounds: Tensor, *factors: Tensor) -> Tensor:
     """Not zero, nor of few digits, unless a factor is zero."""
     some = torch.stack([factor.detach() > 0 for factor in factors]).all()
     return torch.where(some, bounds.clamp_min(_LEAST), bounds)
@@ -238,7 +238,7 @@ class _Side:
         squares, vectors = torch.linalg.eigh(matrix @ matrix.mT)
         return cls(vectors if basis is None else basis @ vectors, squares.unsqueeze(-1))
 
-    def turned(self, moved: Tensor) -> Tensor:
+    def turn(self, moved: Tensor) -> Tensor:
         """How the first vector turns if A A' u becomes `moved`: (top - A A')^+ moved."""
         top = self.squares[..., -1:, :]
         gaps = top - self.squares
@@ -258,7 +258,7 @@ def _top(
     largest singular value is alone. (...)
     """
     u = side.vectors[..., -1:]
-    turn = side.turned(matrix(transposed(u)))
+    turn = side.turn(matrix(transposed(u)))
     u = u + (turn - turn.detach())
     return _length(transposed(u).squeeze(-1)) / _length(u.squeeze(-1))
 

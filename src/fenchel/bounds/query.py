@@ -82,7 +82,7 @@ def query_lipschitz(
     None.
     norm: of queries and outputs, 1, 2 or inf. around: (d), with radius, for Shannon and norm 2.
     """
-    keys, values = _checked(keys, values)
+    keys, values = _prepare(keys, values)
     omega = _with_numbers(regularizer)
     temperature = _parameters(omega)[1]
     # Only differences matter; taken first, they are exactly zero where keys or values agree.
@@ -209,7 +209,7 @@ def _check_vectors(name: str, x: object) -> None:
     check_finite(x, name)
 
 
-def _checked(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _prepare(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     for name, x in (("keys", keys), ("values", values)):
         _check_vectors(name, x)
         if x.dim() != 2:

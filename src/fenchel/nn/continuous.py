@@ -210,7 +210,7 @@ class _ContinuousAttention(Module):
         weights = even_where_empty(scores, visible)
         member = Member(self.regularizer())
         if isinstance(self.modes, Modes) and self.modes.count == 1:
-            return member.matched(weights, positions)
+            return member.match(weights, positions)
         return member.mixture(self.modes.fit(weights, positions))
 
     def _visible(
