@@ -37,7 +37,7 @@ from torch import Tensor
 from fenchel._numerics import certificate_dtype, check_finite
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
-from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap, trials_of
+from fenchel.bounds.maps import Guesses, MapTrials, TrialStart, VectorMap, trials_of
 from fenchel.bounds.self_attention import gaussian_constant
 
 _LEAST = 1e-290  # below it a product of norms has lost digits, or is zero where no factor is
@@ -163,7 +163,7 @@ def layer_lipschitz(
 ) -> Bound:
     """Of a layer that takes float64: shape (tokens, d); radius: of a ball to look into first."""
     guesses = None if radius is None else _in_ball(shape, radius)
-    trials = MapTrials(VectorMap(layer.function, shape, Everywhere()), Search(unit, guesses))
+    trials = MapTrials(VectorMap(layer.function, shape, Everywhere()), TrialStart(unit, guesses))
     assumptions = ("all inputs", f"{shape[0]} tokens", *given)
     return Bound(name, layer.constant, 2.0, assumptions, trials)
 

@@ -49,7 +49,7 @@ from fenchel._numerics import check_finite, check_tensor
 from fenchel._solve import solve
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
-from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap
+from fenchel.bounds.maps import Guesses, MapTrials, TrialStart, VectorMap
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
 from fenchel.regularizers.contract import resolve_regularizer
 
@@ -100,12 +100,12 @@ def query_lipschitz(
         norm=norm,
         reach=reach,
     )
-    search = Search(
+    begin = TrialStart(
         unit=temperature / (float(distances(keys).max()) or 1.0),
         guesses=_edges(keys, values, temperature, norm, domain),
     )
     given = f"{domain}; these keys and values; scores <q, k> / {temperature:g}, {omega}"
-    return Bound("query to output", bound, norm, (given,), MapTrials(attention, search))
+    return Bound("query to output", bound, norm, (given,), MapTrials(attention, begin))
 
 
 def query_bound(
