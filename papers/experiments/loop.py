@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fenchel import NonFiniteError
 from fenchel.lens.files import write_whole
 from papers.checks import check_whole
 from papers.experiments.checkpoint import (
@@ -116,15 +117,8 @@ def naming(step: int, folder: Path) -> Iterator[None]:
     """What is found to be no number is told with the step, and with what is left."""
     try:
         yield
-    except (Diverged, ValueError) as problem:
-        if not isinstance(problem, Diverged) and not _about_numbers(problem):
-            raise
+    except (Diverged, NonFiniteError) as problem:  # NonFiniteError: a density refuses such scores
         raise _diverged(str(problem), step, folder) from problem
-
-
-def _about_numbers(problem: ValueError) -> bool:
-    """Whether a density was asked for with scores that are no numbers."""
-    return "must be finite" in str(problem)
 
 
 def _diverged(what: str, step: int, folder: Path) -> Diverged:
@@ -327,9 +321,7 @@ class _Run:
         """NaN where a density refuses its scores, so that all processes learn of it."""
         try:
             return self.study.loss(self.model, part)
-        except ValueError as problem:
-            if not _about_numbers(problem):
-                raise
+        except NonFiniteError:
             return torch.full((), math.nan, device=self.accelerator.device)
 
     def _part(self, step: int) -> Batch:

@@ -18,6 +18,7 @@ from fenchel._attention import (
 from fenchel._kernels.route import Route, use
 from fenchel._losses import fenchel_young_loss
 from fenchel._maps import entmax, softmax, sparsemax
+from fenchel._numerics import NonFiniteError
 from fenchel._solution import Solution, SolveError, Status
 from fenchel._solve import solve
 from fenchel._version import __version__
@@ -34,6 +35,7 @@ __all__ = [
     "AttentionSolution",
     "Budget",
     "Fused",
+    "NonFiniteError",
     "Norm",
     "Regularizer",
     "Route",

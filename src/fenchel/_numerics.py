@@ -71,6 +71,18 @@ def check_tensor(value: object, name: str) -> None:
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; use torch.tensor")
 
 
+class NonFiniteError(ValueError):
+    """A tensor holds NaN or infinity where numbers are needed: so ends a training that diverges."""
+
+
+def check_finite(values: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, where the values can be read."""
+    wrong = ~values.detach().isfinite()
+    if has(wrong):
+        count = f"{int(wrong.sum())} of {wrong.numel()}"
+        raise NonFiniteError(f"{name} must be finite; got NaN or infinity in {count} places")
+
+
 def where(condition: Tensor, values: Tensor, other: float) -> Tensor:
     """torch.where with a number on the other side, in the dtype of `values`."""
     return torch.where(condition, values, values.new_full((), other))

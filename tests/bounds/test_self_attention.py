@@ -282,7 +282,7 @@ def test_without_a_ball_dot_products_have_no_constant():
 def test_other_norms_are_refused(norm):
     with pytest.raises(ValueError, match=r"norm must be 2 or LongestToken\(\)"):
         self_attention_lipschitz(Head(ONE, ONE, ONE, 1.0), 3, 1.0, norm=norm)
-    with pytest.raises(ValueError, match="norm must be 2 or 'tokens'"):
+    with pytest.raises(ValueError, match=r"norm must be 2 or LongestToken\(\)"):
         gaussian_constant(3, norm)
 
 

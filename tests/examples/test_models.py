@@ -83,23 +83,23 @@ def test_a_sparse_language_model_keeps_up():
     assert max(found["entmax-1.5"][2:]) < 40
 
 
-def certified(*arguments):
-    text = run("10_certified_classifier", *arguments)
+def robust(*arguments):
+    text = run("10_robust_classifier", *arguments)
     inside = number(r"at 0.99 of its radius: (\d+) answers changed", text)
     assert inside == 0
-    attacked, proved = (row(f"certified, {how}", text) for how in ("attacked", "proved"))
+    attacked, proved = (row(f"bounded, {how}", text) for how in ("attacked", "proved"))
     assert attacked[0] == proved[0]  # at no distance: the accuracy
     assert all(high >= low for high, low in zip(attacked, proved, strict=True))
     return text, attacked, proved, row("unconstrained, attacked", text)
 
 
 def test_no_attack_changes_an_answer_inside_its_radius():
-    certified("--quick")
+    robust("--quick")
 
 
 @pytest.mark.slow
 def test_attacks_change_answers_beyond_the_radius():
-    text, attacked, _, free = certified()
+    text, attacked, _, free = robust()
     assert number(r"at 3.00 of its radius: (\d+) answers changed", text) > 50
     assert attacked[0] > 80
     assert free[0] > 80

@@ -73,6 +73,24 @@ def test_learned_tensors_are_the_same_by_being_one():
             hf.register("fenchel:test-learned", fl.Tsallis(other))
 
 
+def test_a_module_that_makes_a_regularizer_is_registered_too():
+    module = fl.nn.LearnedTsallis(4, init=1.3)
+    hf.register("fenchel:test-module", module)
+    hf.register("fenchel:test-module", module)
+    with pytest.raises(ValueError, match="already means the module LearnedTsallis that is learned"):
+        hf.register("fenchel:test-module", fl.nn.LearnedTsallis(4, init=1.3))
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
+    caller = nn.Module()
+    caller.is_causal = False
+    expected = fl.attention(q, k, v, module()).transpose(1, 2)
+    for recorded in (False, True):
+        output, weights = ATTENTION_FUNCTIONS["fenchel:test-module"](
+            caller, q, k, v, None, output_attentions=recorded
+        )
+        torch.testing.assert_close(output, expected)
+        assert (weights is not None) == recorded
+
+
 @pytest.mark.parametrize("name", ["entmax", "fenchel:", "fenchel:a b", "other:x", 3, "fenchel:a/b"])
 def test_names_keep_to_a_form(name):
     with pytest.raises(ValueError, match="a name must be 'fenchel:'"):

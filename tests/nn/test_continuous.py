@@ -448,3 +448,24 @@ def test_as_many_iterations_of_em_as_asked_for():
         torch.testing.assert_close(found.mixing, wanted.mixing)
     longer = fl.nn.ContinuousAttention2d((6, 6), functions=4, modes=2).double()
     assert not torch.allclose(longer.density(scores, (6, 6)).mixing, found.mixing)
+
+
+def test_scores_that_are_no_numbers_are_told_as_such():
+    """A training that diverged ends here; other refusals are plain ValueErrors."""
+    layer = fl.nn.ContinuousAttention1d(functions=4)
+    features, scores = torch.randn(2, 6, 3), torch.randn(2, 6)
+    scores[1, 2] = math.nan
+    with pytest.raises(fl.NonFiniteError, match="weights must be finite; got NaN or infinity in 6"):
+        layer(features, scores)
+    with pytest.raises(ValueError, match="scores must be") as refused:
+        layer(features, scores[:, :5])
+    assert not isinstance(refused.value, fl.NonFiniteError)
+
+
+def test_a_number_of_modes_is_short_for_modes():
+    layer = fl.nn.ContinuousAttention1d(functions=4, modes=2)
+    assert layer.modes == fl.nn.Modes(2)
+    layer.modes = 3
+    assert layer.modes == fl.nn.Modes(3, iterations=20)
+    with pytest.raises(TypeError, match=r"modes must be a whole number, got 2\.0"):
+        layer.modes = 2.0

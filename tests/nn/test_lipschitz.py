@@ -120,7 +120,7 @@ def test_weights_that_need_less_are_left_as_they_are(form):
     assert bound.value < 1e3
     frozen = torch.ones(1, 1, 1, dtype=torch.float64)
     x = draw(BATCH, TOKENS, WIDTH)
-    torch.testing.assert_close(layer(x), layer._mapped(x, None, frozen))
+    torch.testing.assert_close(layer(x), layer._map(x, None, frozen))
     assert bounds.attack(bound, budget=2000).holds
 
 

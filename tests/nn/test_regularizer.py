@@ -253,3 +253,79 @@ def test_wrong_number_of_heads_is_named():
     layer = layer_with(fnn.LearnedTsallis(HEADS + 1))
     with pytest.raises(ValueError, match=r"alpha of shape \(4, 1\).*one a head is shape"):
         layer(*operands(layer))
+
+
+# ---- where a regulariser is taken, so is a module that makes one
+
+
+def taking(regularizer):
+    """Every function of the core that takes a regulariser, called with it."""
+    q, k, v = (torch.randn(2, HEADS, 5, 4, dtype=torch.float64, generator=g(s)) for s in range(3))
+    scores = torch.randn(2, HEADS, 5, 6, dtype=torch.float64, generator=g(3))
+    modes = fl.continuous.Gaussian(torch.zeros(6, 1).double(), torch.eye(1).double())
+    yield lambda: fl.solve(scores, regularizer).weights
+    yield lambda: fl.attention(q, k, v, regularizer)
+    yield lambda: fl.attention_solution(q, k, v, regularizer).gap
+    yield lambda: fl.fenchel_young_loss(scores, scores.argmin(-1), regularizer)
+    yield lambda: swapped(q, k, v, regularizer)
+    yield lambda: fl.continuous.Mixture.from_scores(scores, modes, regularizer).mixing
+
+
+def g(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def swapped(q, k, v, regularizer):
+    with fl.replace_sdpa(regularizer):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_modules_are_taken_wherever_regularizers_are():
+    module = learned(init=1.3)
+    for by_module, by_value in zip(taking(module), taking(module()), strict=True):
+        assert torch.equal(by_module(), by_value())
+
+
+def test_a_module_is_asked_at_every_call_and_learns():
+    module = learned(init=1.3)
+    scores = torch.randn(2, HEADS, 5, 6, dtype=torch.float64, generator=g(3))
+    before = fl.solve(scores, module).weights
+    fl.solve(scores, module).weights.square().sum().backward()
+    assert module.raw.grad.abs().min() > 0
+    with torch.no_grad():
+        module.raw.add_(1.0)
+    assert (fl.solve(scores, module).weights - before).abs().max() > 1e-3
+
+
+def test_mixtures_take_a_module_too():
+    positions = fl.continuous.cell_centers(8, dtype=torch.float64)
+    weights = torch.rand(HEADS, 3, 8, dtype=torch.float64, generator=g(1))
+    module = learned()
+    options = {"iterations": 3, "start": fl.continuous.Regions()}
+    made, wanted = (
+        fl.continuous.fit_mixture(weights, positions, 2, regularizer=omega, **options)
+        for omega in (module, module())
+    )
+    assert torch.equal(made.mixing, wanted.mixing)
+    plain = fl.continuous.fit_mixture(weights, positions, 2, **options)
+    assert not torch.equal(made.mixing, plain.mixing)
+
+
+def test_modules_that_make_something_else_are_refused():
+    class Odd(torch.nn.Module):
+        def forward(self):
+            return 1.5
+
+    for call in taking(Odd()):
+        with pytest.raises(TypeError, match=r"whose forward\(\) returns one, got 1.5 from Odd"):
+            call()
+
+
+@pytest.mark.parametrize("raw", [torch.nan, torch.inf])
+def test_what_diverged_is_told_from_what_is_out_of_range(raw):
+    alpha = torch.tensor([1.5, raw])
+    with pytest.raises(fl.NonFiniteError, match="alpha must be finite and >= 1"):
+        fl.Tsallis(alpha)
+    with pytest.raises(ValueError, match=r"alpha must be finite and >= 1, got 0\.5") as refused:
+        fl.Tsallis(torch.tensor([1.5, 0.5]))
+    assert not isinstance(refused.value, fl.NonFiniteError)

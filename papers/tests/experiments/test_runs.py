@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fenchel import NonFiniteError
 from papers.experiments import runs
 from papers.experiments.checkpoint import Checkpoints, OtherConfig
 from papers.experiments.loop import Diverged
@@ -217,7 +218,7 @@ def test_facts_that_are_no_numbers_are_not_stored(tmp_path):
 def test_facts_of_a_network_that_diverged_are_told_with_the_step(tmp_path):
     class Odd(Line):
         def facts(self, model, folder):
-            raise ValueError("weights must be finite; they hold NaN or infinity")
+            raise NonFiniteError("weights must be finite; they hold NaN or infinity")
 
     with pytest.raises(
         Diverged, match=r"weights must be finite; .* at step 12; the last checkpoint"

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_whole
+from fenchel._numerics import check_finite, check_whole
 from fenchel.bounds.bound import Bound, State, Trials
 from fenchel.bounds.domain import Ball, Box
 from fenchel.bounds.norms import VectorNorm, Wasserstein1
@@ -219,8 +219,7 @@ def neighbourhood(setting: Setting, value: Tensor | None = None) -> Bound:
 def _attention(setting: Setting, value: Tensor | None) -> tuple[AttentionKernel, float]:
     """The kernel, and the lookup's Lipschitz constant in the l1 norm."""
     value = torch.eye(setting.dim, dtype=torch.float64) if value is None else value.double()
-    if not bool(value.isfinite().all()):
-        raise ValueError("value must be finite; it holds NaN or infinity")
+    check_finite(value, "value")
     if value.dim() != 2 or value.shape[1] != setting.dim:
         raise ValueError(f"value must be (e, {setting.dim}), got {tuple(value.shape)}")
     return AttentionKernel(setting.potential, lookup=Lookup(value)), float(value.abs().sum(0).max())

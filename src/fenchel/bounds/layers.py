@@ -32,9 +32,10 @@ from torch.nn import (
 )
 from torch.nn import functional as F
 
+from fenchel._numerics import check_finite
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Domain, Everywhere
-from fenchel.bounds.maps import MapTrials, Search, VectorMap, compose, trials_of
+from fenchel.bounds.maps import MapTrials, TrialStart, VectorMap, compose, trials_of
 from fenchel.bounds.norms import VectorNorm, check_token_norm
 from fenchel.bounds.self_attention import (
     Head,
@@ -74,7 +75,7 @@ def token_map_lipschitz(name: str, value: float, token_map: VectorMap) -> Bound:
     domain = token_map.domain
     unit = domain.radius if not isinstance(domain, Everywhere) else 1.0
     given = (f"{domain}", f"{token_map.shape[0]} tokens")
-    return Bound(name, value, token_map.norm, given, MapTrials(token_map, Search(unit)))
+    return Bound(name, value, token_map.norm, given, MapTrials(token_map, TrialStart(unit)))
 
 
 def feed_forward_lipschitz(
@@ -126,8 +127,8 @@ def _check_chain(matrices: Sequence[Tensor]) -> None:
         if after.shape[1] != before.shape[0]:
             shapes = f"{tuple(before.shape)}, then {tuple(after.shape)}"
             raise ValueError(f"matrices do not fit: {shapes}")
-    if not all(bool(matrix.isfinite().all()) for matrix in matrices):
-        raise ValueError("matrices must be finite; they hold NaN or infinity")
+    for matrix in matrices:
+        check_finite(matrix, "matrices")
 
 
 def layer_norm_lipschitz(
@@ -158,7 +159,7 @@ def layer_norm_lipschitz(
     token_map = VectorMap(function, (tokens, width), domain, norm, reach)
     plain = token_map_lipschitz("layer norm", bound, token_map)
     trials = trials_of(plain, "plain")
-    return replace(plain, trials=replace(trials, search=replace(trials.search, guesses=level)))
+    return replace(plain, trials=replace(trials, start=replace(trials.start, guesses=level)))
 
 
 def residual(bound: Bound) -> Bound:

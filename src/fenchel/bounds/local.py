@@ -62,14 +62,14 @@ def local_lipschitz(
     if norm != 2:
         _refuse_search(norm, tolerance=tolerance, max_products=max_products, generator=generator)
         with torch.no_grad(), _differentiable():
-            return _summed(function, x, norm)
+            return _sum_lines(function, x, norm)
     tolerance = 1e-10 if tolerance is None else tolerance
     max_products = 200 if max_products is None else max_products
     check_whole(max_products, "max_products", 2)
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
     with torch.no_grad(), _differentiable():
-        return _bidiagonalised(_Products(function, x), tolerance, max_products, generator)
+        return _bidiagonalise(_Products(function, x), tolerance, max_products, generator)
 
 
 def _refuse_search(norm: float, **settings: object) -> None:
@@ -116,7 +116,7 @@ class _Products:
         return pulled.flatten() / self.unit
 
 
-def _bidiagonalised(
+def _bidiagonalise(
     products: _Products, tolerance: float, most: int, generator: torch.Generator | None
 ) -> LocalConstant:
     """J V = U B with U, V orthonormal and B upper bidiagonal; B's largest singular value."""
@@ -128,9 +128,9 @@ def _bidiagonalised(
     value, error, direction = diagonal[0], math.inf, right[0]
     while diagonal[-1] > 0:
         left[-1] = left[-1] / diagonal[-1]
-        rest = _across(products.backward(left[-1]) - diagonal[-1] * right[-1], right)
+        rest = _remove_along(products.backward(left[-1]) - diagonal[-1] * right[-1], right)
         beta = float(rest.norm())
-        u, singular, vh = _decomposed(diagonal, above)
+        u, singular, vh = _decompose(diagonal, above)
         value, error = float(singular[0]), beta * abs(float(u[-1, 0]))
         direction = torch.stack(right, 1) @ vh[0].to(x)
         small = error <= tolerance * value or beta <= 1e-15 * value
@@ -138,16 +138,16 @@ def _bidiagonalised(
             break
         right.append(rest / beta)
         above.append(beta)
-        left.append(_across(products.forward(right[-1]) - beta * left[-1], left))
+        left.append(_remove_along(products.forward(right[-1]) - beta * left[-1], left))
         diagonal.append(float(left[-1].norm()))
     if diagonal[-1] == 0:  # the image is exhausted: B is exact, with its last column
-        _, singular, vh = _decomposed(diagonal, above)
+        _, singular, vh = _decompose(diagonal, above)
         value, error, direction = float(singular[0]), 0.0, torch.stack(right, 1) @ vh[0].to(x)
     unit = products.unit
     return LocalConstant(unit * value, unit * error, products.count, direction.view_as(x))
 
 
-def _decomposed(diagonal: list[float], above: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+def _decompose(diagonal: list[float], above: list[float]) -> tuple[Tensor, Tensor, Tensor]:
     """u, singular values and v' of the bidiagonal matrix."""
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     u, singular, vh = torch.linalg.svd(
@@ -156,7 +156,7 @@ def _decomposed(diagonal: list[float], above: list[float]) -> tuple[Tensor, Tens
     return u, singular, vh
 
 
-def _across(x: Tensor, basis: list[Tensor]) -> Tensor:
+def _remove_along(x: Tensor, basis: list[Tensor]) -> Tensor:
     """Less its part along the basis, twice, for what rounding leaves."""
     stacked = torch.stack(basis, 1)
     for _ in range(2):
@@ -164,7 +164,7 @@ def _across(x: Tensor, basis: list[Tensor]) -> Tensor:
     return x
 
 
-def _summed(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> LocalConstant:
+def _sum_lines(function: Callable[[Tensor], Tensor], x: Tensor, norm: float) -> LocalConstant:
     """Norm 1: the largest column's sum of sizes; inf: the largest row's."""
     output, pull = torch.func.vjp(function, x)  # type: ignore[misc]
     count, across = (x.numel(), output) if norm == 1 else (output.numel(), x)

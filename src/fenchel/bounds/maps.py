@@ -57,7 +57,7 @@ class VectorMap:
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class TrialStart:
     """Where trials of a map begin.
 
     unit: the size of inputs that matter, where the domain gives none.
@@ -83,23 +83,23 @@ class MapTrials(Trials):
     inputs = ("x", "y")
 
     map: VectorMap
-    search: Search = Search()
+    start: TrialStart = TrialStart()
 
     def sample(self, count: int, generator: torch.Generator) -> State:
         shape = torch.Size(self.map.shape)
-        x = self.map.domain.sample(count, shape, self.search.unit, generator)
+        x = self.map.domain.sample(count, shape, self.start.unit, generator)
         return self._with_neighbours(x, generator)
 
     def suspects(self, count: int, generator: torch.Generator) -> State | None:
-        if self.search.guesses is None:
+        if self.start.guesses is None:
             return None
-        return self._with_neighbours(self.search.guesses(count, generator), generator)
+        return self._with_neighbours(self.start.guesses(count, generator), generator)
 
     def project(self, state: State) -> State:
         x, y = state
         domain = self.map.domain
         if isinstance(domain, Everywhere):
-            domain = Ball(self.search.far * self.search.unit)
+            domain = Ball(self.start.far * self.start.unit)
         inside = domain.project(x)
         return inside, inside + (y - x)
 
@@ -127,7 +127,7 @@ class MapTrials(Trials):
         x = domain.project(x)
         wide = (-1, *(1,) * len(self.map.shape))
         long = (y - x).flatten(1).norm(dim=-1).clamp_min(1e-300)
-        size = x.flatten(1).norm(dim=-1).clamp_min(self.search.unit)
+        size = x.flatten(1).norm(dim=-1).clamp_min(self.start.unit)
         step = (y - x) * (_NEAR * size / long).reshape(wide)
         there = [domain.project(z) for z in (y, x + step, x - step)]
         quotients = torch.stack([self.observed((x, z)) for z in there])  # (3, count)
@@ -163,7 +163,7 @@ class MapTrials(Trials):
         """y at any distance from x, from a thousandth of its size to ten times that."""
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         away = 10 ** (4 * torch.rand(len(x), generator=generator, dtype=torch.float64) - 3)
-        least = 1e-3 * self.search.unit
+        least = 1e-3 * self.start.unit
         size = x.flatten(1).norm(dim=-1).clamp_min(least) / noise.flatten(1).norm(dim=-1)
         y = x + (away * size).reshape(-1, *(1,) * (x.dim() - 1)) * noise
         return self.project((x, y))

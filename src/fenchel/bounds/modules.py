@@ -34,10 +34,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, has
+from fenchel._numerics import certificate_dtype, check_finite
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
-from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap, trials_of
+from fenchel.bounds.maps import Guesses, MapTrials, TrialStart, VectorMap, trials_of
 from fenchel.bounds.self_attention import gaussian_constant
 
 _LEAST = 1e-290  # below it a product of norms has lost digits, or is zero where no factor is
@@ -59,7 +59,7 @@ def gaussian_bound(projection: Tensor, output: Tensor, tokens: Sequence[int]) ->
     one, other = _spectral(projection), _spectral(output)
     norms = one * other
     bounds = norms * norms.new_tensor([gaussian_constant(n) for n in tokens])
-    return _kept(bounds, one, other)
+    return _keep_positive(bounds, one, other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +92,13 @@ def dot_bound(
     together = _length(each * values) * whole
     parts = output.unflatten(1, value.shape[:2]).movedim(1, 0)  # (head, e, m)
     apart = (each * _product_spectral(parts, value, eps)).sum(-1)
-    return _kept(torch.minimum(together, apart), values.amax(), whole)
+    return _keep_positive(torch.minimum(together, apart), values.amax(), whole)
 
 
 def feed_forward_bound(inner: Tensor, outer: Tensor) -> Tensor:
     """inner (hidden, d), outer (e, hidden). ()"""
     one, other = _spectral(inner), _spectral(outer)
-    return _kept(one * other, one, other)
+    return _keep_positive(one * other, one, other)
 
 
 def shrinking(bounds: Tensor, constant: float) -> Tensor:
@@ -107,7 +107,7 @@ def shrinking(bounds: Tensor, constant: float) -> Tensor:
     return (1 - 1e-12) * constant / bounds.clamp_min(constant)
 
 
-def _kept(bounds: Tensor, *factors: Tensor) -> Tensor:
+def _keep_positive(bounds: Tensor, *factors: Tensor) -> Tensor:
     """Not zero, nor of few digits, unless a factor is zero."""
     some = torch.stack([factor.detach() > 0 for factor in factors]).all()
     return torch.where(some, bounds.clamp_min(_LEAST), bounds)
@@ -163,7 +163,7 @@ def layer_lipschitz(
 ) -> Bound:
     """Of a layer that takes float64: shape (tokens, d); radius: of a ball to look into first."""
     guesses = None if radius is None else _in_ball(shape, radius)
-    trials = MapTrials(VectorMap(layer.function, shape, Everywhere()), Search(unit, guesses))
+    trials = MapTrials(VectorMap(layer.function, shape, Everywhere()), TrialStart(unit, guesses))
     assumptions = ("all inputs", f"{shape[0]} tokens", *given)
     return Bound(name, layer.constant, 2.0, assumptions, trials)
 
@@ -234,12 +234,11 @@ class _Side:
     def of(cls, matrix: Tensor, basis: Tensor | None = None) -> _Side:
         """Of `matrix` (..., k, b), or of basis @ matrix. A square root of the Gram matrix's largest
         eigenvalue is as good as a singular value; small ones are not needed."""
-        if has(~matrix.isfinite()):
-            raise ValueError("the weights of the layer must be finite; they hold NaN or infinity")
+        check_finite(matrix, "the weights of the layer")
         squares, vectors = torch.linalg.eigh(matrix @ matrix.mT)
         return cls(vectors if basis is None else basis @ vectors, squares.unsqueeze(-1))
 
-    def turned(self, moved: Tensor) -> Tensor:
+    def turn(self, moved: Tensor) -> Tensor:
         """How the first vector turns if A A' u becomes `moved`: (top - A A')^+ moved."""
         top = self.squares[..., -1:, :]
         gaps = top - self.squares
@@ -259,7 +258,7 @@ def _top(
     largest singular value is alone. (...)
     """
     u = side.vectors[..., -1:]
-    turn = side.turned(matrix(transposed(u)))
+    turn = side.turn(matrix(transposed(u)))
     u = u + (turn - turn.detach())
     return _length(transposed(u).squeeze(-1)) / _length(u.squeeze(-1))
 

@@ -40,14 +40,14 @@ def dropped(scores: Tensor, values: Tensor, count: int) -> Bound:
     >>> round(dropped(scores, values, 1).value, 6)
     0.25
     """
-    weights, values = _prepared(scores, values)
+    weights, values = _prepare(scores, values)
     _check_count(count, len(weights))
     return _bound(f"{count} dropped", count, weights, values, Change(gone=count))
 
 
 def subsampled(scores: Tensor, values: Tensor, kept: int) -> Bound:
     """Any `kept` of the n tokens stay."""
-    weights, values = _prepared(scores, values)
+    weights, values = _prepare(scores, values)
     check_whole(kept, "kept", 1)
     if kept > len(weights):
         raise ValueError(f"kept must be at most the {len(weights)} tokens there are, got {kept}")
@@ -58,9 +58,9 @@ def added(
     scores: Tensor, values: Tensor, count: int, *, largest_score: float, radius: float
 ) -> Bound:
     """At most `count` new tokens, with scores up to `largest_score` and values within `radius`."""
-    weights, values = _prepared(scores, values)
+    weights, values = _prepare(scores, values)
     check_whole(count, "count", 1)
-    change = Change(0, count, _odds(scores, largest_score), _checked_radius(radius))
+    change = Change(0, count, _odds(scores, largest_score), _check_radius(radius))
     return _bound(f"{count} added", count, weights, values, change)
 
 
@@ -68,11 +68,11 @@ def replaced(
     scores: Tensor, values: Tensor, count: int, *, largest_score: float, radius: float
 ) -> Bound:
     """At most `count` tokens are replaced by new ones, as for `added`."""
-    weights, values = _prepared(scores, values)
+    weights, values = _prepare(scores, values)
     check_whole(count, "count", 1)
     if count > len(weights):
         raise ValueError(f"count must be at most the {len(weights)} tokens there are, got {count}")
-    change = Change(count, count, _odds(scores, largest_score), _checked_radius(radius))
+    change = Change(count, count, _odds(scores, largest_score), _check_radius(radius))
     return _bound(f"{count} replaced", count, weights, values, change)
 
 
@@ -208,7 +208,7 @@ class TokenTrials(Trials):
         return torch.where(total.squeeze(-1) > 0, moved, 0.0)
 
 
-def _prepared(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _prepare(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     for name, x in (("scores", scores), ("values", values)):
         check_tensor(x, name)
         if not x.is_floating_point() or not bool(x.isfinite().all()):
@@ -235,7 +235,7 @@ def _odds(scores: Tensor, largest: float) -> float:
     return math.exp(min(700.0, max(-700.0, largest - float(scores.double().logsumexp(-1)))))
 
 
-def _checked_radius(radius: float) -> float:
+def _check_radius(radius: float) -> float:
     if not 0 <= radius < math.inf:
         raise ValueError(f"radius must be finite and >= 0, got {radius}")
     return float(radius)

@@ -45,11 +45,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._numerics import check_tensor
+from fenchel._numerics import check_finite, check_tensor
 from fenchel._solve import solve
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
-from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap
+from fenchel.bounds.maps import Guesses, MapTrials, TrialStart, VectorMap
 from fenchel.regularizers import Regularizer, Shannon, Tsallis
 from fenchel.regularizers.contract import resolve_regularizer
 
@@ -82,7 +82,7 @@ def query_lipschitz(
     None.
     norm: of queries and outputs, 1, 2 or inf. around: (d), with radius, for Shannon and norm 2.
     """
-    keys, values = _checked(keys, values)
+    keys, values = _prepare(keys, values)
     omega = _with_numbers(regularizer)
     temperature = _parameters(omega)[1]
     # Only differences matter; taken first, they are exactly zero where keys or values agree.
@@ -100,12 +100,12 @@ def query_lipschitz(
         norm=norm,
         reach=reach,
     )
-    search = Search(
+    begin = TrialStart(
         unit=temperature / (float(distances(keys).max()) or 1.0),
         guesses=_edges(keys, values, temperature, norm, domain),
     )
     given = f"{domain}; these keys and values; scores <q, k> / {temperature:g}, {omega}"
-    return Bound("query to output", bound, norm, (given,), MapTrials(attention, search))
+    return Bound("query to output", bound, norm, (given,), MapTrials(attention, begin))
 
 
 def query_bound(
@@ -206,11 +206,10 @@ def _check_vectors(name: str, x: object) -> None:
     if x.dim() < 2 or 0 in x.shape[-2:] or not x.is_floating_point():
         shown = f"{x.dtype} of shape {tuple(x.shape)}"
         raise ValueError(f"{name} must be (n, d), floating point, not empty; got {shown}")
-    if not bool(x.isfinite().all()):
-        raise ValueError(f"{name} must be finite; they hold NaN or infinity")
+    check_finite(x, name)
 
 
-def _checked(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _prepare(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     for name, x in (("keys", keys), ("values", values)):
         _check_vectors(name, x)
         if x.dim() != 2:
@@ -232,8 +231,7 @@ def _ball(
     if norm != 2 or not isinstance(omega, Shannon):
         raise ValueError("a ball of queries is for Shannon and norm 2; leave out around and radius")
     check_tensor(around, "around")
-    if not bool(around.isfinite().all()):
-        raise ValueError("around must be finite; it holds NaN or infinity")
+    check_finite(around, "around")
     if around.shape != keys.shape[1:]:
         shapes = f"({keys.shape[1]},), got {tuple(around.shape)}"
         raise ValueError(f"around must be one query, {shapes}")

@@ -45,7 +45,7 @@ from torch import Tensor
 from fenchel._numerics import check_tensor, check_whole
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
-from fenchel.bounds.maps import Guesses, MapTrials, Search, VectorMap
+from fenchel.bounds.maps import Guesses, MapTrials, TrialStart, VectorMap
 from fenchel.bounds.norms import LongestToken, VectorNorm, check_token_norm
 from fenchel.scores import negative_squared_distance
 
@@ -158,7 +158,7 @@ def self_attention_lipschitz(
 
     shape, ball = (tokens, heads[0].query.shape[1]), Ball(float(radius))
     guesses = _clusters(shape, ball) if norm == 2 else None
-    trials = MapTrials(VectorMap(function, shape, ball, norm, reach), Search(radius, guesses))
+    trials = MapTrials(VectorMap(function, shape, ball, norm, reach), TrialStart(radius, guesses))
     given = (f"{ball}", f"{tokens} tokens", "softmax of dot products, these matrices")
     return Bound("self-attention", bound, norm, given, trials)
 
@@ -245,7 +245,7 @@ def gaussian_attention_lipschitz(
 
     unit = math.sqrt(temperature) / (spectral(projection) or 1.0)
     shape = (tokens, projection.shape[1])
-    trials = MapTrials(VectorMap(function, shape, Everywhere(), norm), Search(unit, far=1e3))
+    trials = MapTrials(VectorMap(function, shape, Everywhere(), norm), TrialStart(unit, far=1e3))
     given = ("all inputs", f"{tokens} tokens", "one projection for queries, keys and values")
     return Bound("Gaussian self-attention", bound, norm, given, trials)
 

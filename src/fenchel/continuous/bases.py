@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, check_whole, compute_dtype, has
+from fenchel._numerics import check_finite, check_tensor, check_whole, compute_dtype, has
 from fenchel.continuous import expectations, matrices
 from fenchel.continuous.densities import Density, Paraboloid
 from fenchel.continuous.overlap import under_tsallis as overlap
@@ -208,8 +208,7 @@ def _checked(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tenso
         raise ValueError(
             f"{name} must be ({d}, {d}) or ({n}, {d}, {d}), got {tuple(squares.shape)}"
         )
-    if has(~centers.detach().isfinite()):
-        raise ValueError("centers must be finite; they hold NaN or infinity")
+    check_finite(centers, "centers")
     centers = centers.to(compute_dtype(centers.dtype))  # half precision: in float32, as everywhere
     return centers, squares.to(centers.dtype).expand(n, d, d)
 

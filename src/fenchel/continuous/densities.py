@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, has
+from fenchel._numerics import certificate_dtype, check_finite, check_tensor, compute_dtype, has
 from fenchel.continuous import matrices, tsallis
 from fenchel.continuous.support import Ellipsoid
 
@@ -322,8 +322,7 @@ def _check(mean: Tensor, matrix: Tensor, name: str, vector: str = "mean") -> Non
     size = matrix.shape[-1]
     if mean.shape[-1] != size:
         raise ValueError(f"{vector} has d = {mean.shape[-1]} but {name} is {size} x {size}")
-    if has(~mean.detach().isfinite()):
-        raise ValueError(f"{vector} must be finite; it holds NaN or infinity")
+    check_finite(mean, vector)
 
 
 def _checked_alpha(alpha: float | Tensor) -> float | Tensor:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, has
+from fenchel._numerics import certificate_dtype, check_finite, has
 
 _WRITTEN_OUT = 3
 
@@ -23,8 +23,7 @@ def check_positive_definite(matrix: Tensor, name: str) -> None:
     if not matrix.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {matrix.dtype}")
     values = matrix.detach()
-    if has(~values.isfinite()):
-        raise ValueError(f"{name} must be finite; it holds NaN or infinity")
+    check_finite(values, name)
     size = values.abs().amax((-1, -2), keepdim=True)
     slack = 64 * torch.finfo(matrix.dtype).eps * size
     apart = (values - values.mT).abs()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, dot, full_precision, has
+from fenchel._numerics import check_finite, check_tensor, compute_dtype, dot, full_precision, has
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian, Paraboloid, TsallisGaussian
 
@@ -111,8 +111,7 @@ def checked_weights(weights: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]
     for name, values in (("weights", weights), ("positions", positions)):
         if not values.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {values.dtype}")
-        if has(~values.detach().isfinite()):
-            raise ValueError(f"{name} must be finite; they hold NaN or infinity")
+        check_finite(values, name)
     if has(weights.detach() < 0):
         raise ValueError("weights must be >= 0; pass attention weights, not scores")
     if has(weights.detach().sum(-1) <= 0):

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, full_precision, has
+from fenchel._numerics import (
+    certificate_dtype,
+    check_finite,
+    check_tensor,
+    compute_dtype,
+    full_precision,
+    has,
+)
 from fenchel.continuous.bases import Basis
 
 
@@ -167,8 +174,7 @@ def _check_positions(positions: Tensor, basis: Basis) -> None:
         raise ValueError(f"positions must be (L, {d}) with L >= 1, got {tuple(positions.shape)}")
     if not positions.is_floating_point():
         raise TypeError(f"positions must be floating point, got {positions.dtype}")
-    if has(~positions.detach().isfinite()):
-        raise ValueError("positions must be finite; they hold NaN or infinity")
+    check_finite(positions, "positions")
 
 
 def _check_batches(batch: torch.Size, features: Tensor) -> None:

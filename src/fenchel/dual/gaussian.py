@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has
+from fenchel._numerics import certificate_dtype, check_finite, check_tensor, check_whole, has
 from fenchel._solution import Status
 from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian
@@ -51,8 +51,7 @@ def _check_gaussian(mean: Tensor, covariance: Tensor, evidence: Tensor) -> None:
         check_tensor(value, name)
         if not value.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {value.dtype}; use .float()")
-        if has(~value.detach().isfinite()):
-            raise ValueError(f"{name} must be finite; it holds NaN or infinity")
+        check_finite(value, name)
     if mean.dim() < 1 or mean.shape[-1] == 0:
         raise ValueError(f"mean must be (..., d), got {tuple(mean.shape)}")
     d = mean.shape[-1]
@@ -143,8 +142,7 @@ class _Problem:
         d = means.shape[-1]
         if evidence.dim() < 1 or evidence.shape[-1] != d:
             raise ValueError(f"evidence must be (..., {d}), got {tuple(evidence.shape)}")
-        if has(~evidence.detach().isfinite()):
-            raise ValueError("evidence must be finite; it holds NaN or infinity")
+        check_finite(evidence, "evidence")
         batch = broadcast(
             mean=means.shape[:-2],
             covariance=covariances.shape[:-3],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_tensor, has, where
+from fenchel._numerics import NonFiniteError, certificate_dtype, check_tensor, has, where
 
 
 @dataclass(frozen=True)
@@ -188,13 +188,15 @@ def checked_reliability(value: float | Tensor, name: str, like: Tensor) -> Tenso
         made = made.to(inner)
     values = made.detach()
     if has(~((values > 0) & values.isfinite())):
-        raise ValueError(f"{name} must be finite and > 0, got {_shown(values)}")
+        shown = _first_unfit(values)
+        kind = ValueError if math.isfinite(shown) else NonFiniteError
+        raise kind(f"{name} must be finite and > 0, got {shown:g}")
     return made
 
 
-def _shown(values: Tensor) -> str:
+def _first_unfit(values: Tensor) -> float:
     wrong = values[~((values > 0) & values.isfinite())]
-    return f"{float(wrong.flatten()[0]):g}"
+    return float(wrong.flatten()[0])
 
 
 def check_operands(
@@ -240,7 +242,7 @@ def check_finite(templates: Tensor, preference: Tensor, evidence: Tensor) -> Non
         ("evidence", evidence),
     ):
         if has(~value.detach().isfinite()):
-            raise ValueError(f"{name} must be finite; they hold NaN or infinity")
+            raise NonFiniteError(f"{name} must be finite; they hold NaN or infinity")
     if has(preference.detach() < 0):
         raise ValueError(
             "preference must be >= 0; pass weights, not scores (their exponential, or a softmax)"

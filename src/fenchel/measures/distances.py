@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_tensor, has, readable, where
+from fenchel._numerics import NonFiniteError, certificate_dtype, check_tensor, has, readable, where
 from fenchel.measures.norms import between
 
 Norm = float | Callable[[Tensor, Tensor], Tensor]
@@ -223,7 +223,7 @@ def _check_measure(measure: Atoms, name: str) -> None:
     if points.shape[-2] == 0:
         raise ValueError(f"{name} has no atoms")
     if not _finite(points):
-        raise ValueError(f"{name}.points must be finite; they hold NaN or infinity")
+        raise NonFiniteError(f"{name}.points must be finite; they hold NaN or infinity")
 
 
 def _finite(x: Tensor) -> bool:

@@ -35,7 +35,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has, where
+from fenchel._numerics import certificate_dtype, check_finite, check_tensor, check_whole, where
 from fenchel._solution import Status
 from fenchel.measures.empirical import Empirical
 from fenchel.measures.measure import Function, average, values_of
@@ -300,5 +300,4 @@ def _check(values: Tensor, moments: Tensor, nu: Empirical) -> None:
             f"{moments.dtype} {tuple(moments.shape)}"
         )
     for tensor, name in ((values, "features"), (moments, "moments")):
-        if has(~tensor.detach().isfinite()):
-            raise ValueError(f"{name} must be finite; they hold NaN or infinity")
+        check_finite(tensor, name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, has
+from fenchel._numerics import check_finite, check_tensor
 
 Function = Callable[[Tensor], Tensor]
 
@@ -58,8 +58,7 @@ def check_points(points: object, name: str, axes: int = 2) -> None:
         raise ValueError(
             f"{name} must be {wanted}, got {tuple(points.shape)}; use {_more_axes(points, name)}"
         )
-    if has(~points.detach().isfinite()):
-        raise ValueError(f"{name} must be finite; it holds NaN or infinity")
+    check_finite(points, name)
 
 
 def _more_axes(points: Tensor, name: str) -> str:

@@ -5,8 +5,6 @@ from fenchel.nn.continuous import (
     ContinuousAttention1d,
     ContinuousAttention2d,
     ContinuousTransformerLayer,
-    Modes,
-    ModeSelection,
 )
 from fenchel.nn.conversion import convert
 from fenchel.nn.lipschitz import (
@@ -15,6 +13,7 @@ from fenchel.nn.lipschitz import (
     LipschitzAttention,
     LipschitzFeedForward,
 )
+from fenchel.nn.modes import Modes, ModeSelection
 from fenchel.nn.multihead import MultiheadAttention
 from fenchel.nn.preference_attention import HeadForm, PreferenceAttention
 from fenchel.nn.preferences import (

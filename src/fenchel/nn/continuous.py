@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -17,15 +16,12 @@ from fenchel.continuous import (
     GaussianBasis,
     Mixture,
     ParaboloidBasis,
-    Regions,
     ValueFit,
     cell_centers,
-    fit_mixture,
-    select_mixture,
 )
-from fenchel.continuous.em import Penalty, Start
 from fenchel.continuous.values import weighted
 from fenchel.nn.continuous_density import Member, even_where_empty
+from fenchel.nn.modes import Modes, ModeSelection
 from fenchel.nn.multihead import MultiheadAttention
 from fenchel.nn.regularizer import as_module
 from fenchel.regularizers import Regularizer, Shannon
@@ -41,53 +37,6 @@ class Expectation(NamedTuple):
 
     context: Tensor
     density: Density | Mixture
-
-
-@dataclass(frozen=True)
-class Modes:
-    """So many modes for every example, by weighted EM (`continuous.fit_mixture`).
-
-    count: how many; one needs no EM. iterations: of EM. start: where it begins.
-    """
-
-    count: int
-    iterations: int = 20
-    start: Start = field(default_factory=Regions)
-
-    def __post_init__(self) -> None:
-        check_whole(self.count, "modes", 1)
-        check_whole(self.iterations, "iterations", 0)
-
-    def fit(self, weights: Tensor, positions: Tensor) -> Mixture:
-        """weights (..., L), positions (L, d) -> batch (...)"""
-        return fit_mixture(
-            weights, positions, self.count, iterations=self.iterations, start=self.start
-        )
-
-
-@dataclass(frozen=True)
-class ModeSelection:
-    """As many modes for each example as pay for themselves (`continuous.select_mixture`)."""
-
-    max_modes: int = 5
-    penalty: float | Penalty = 10.0
-    iterations: int = 20
-    start: Start = field(default_factory=Regions)
-
-    def __post_init__(self) -> None:
-        check_whole(self.max_modes, "max_modes", 1)
-        check_whole(self.iterations, "iterations", 0)
-
-    def fit(self, weights: Tensor, positions: Tensor) -> Mixture:
-        """weights (..., L), positions (L, d) -> batch (...)"""
-        return select_mixture(
-            weights,
-            positions,
-            min(self.max_modes, len(positions)),
-            self.penalty,
-            iterations=self.iterations,
-            start=self.start,
-        )
 
 
 class _ContinuousAttention(Module):
@@ -210,7 +159,7 @@ class _ContinuousAttention(Module):
         weights = even_where_empty(scores, visible)
         member = Member(self.regularizer())
         if isinstance(self.modes, Modes) and self.modes.count == 1:
-            return member.matched(weights, positions)
+            return member.match(weights, positions)
         return member.mixture(self.modes.fit(weights, positions))
 
     def _visible(

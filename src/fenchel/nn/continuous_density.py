@@ -51,7 +51,7 @@ class Member:
             )
         return alpha
 
-    def matched(self, weights: Tensor, positions: Tensor) -> Density:
+    def match(self, weights: Tensor, positions: Tensor) -> Density:
         """With the moments of the weights."""
         density: Density
         if isinstance(self.alpha, Tensor) or self.alpha not in (1.0, 2.0):

@@ -136,10 +136,10 @@ class LipschitzAttention(NumberedLayer):
         check_mask(key_padding_mask, x)
         dtype = working_dtype(x, self.output)
         with full_precision(x):
-            output = self.now(x.shape[1], key_padding_mask, dtype)(x.to(dtype))
+            output = self.bounded_map(x.shape[1], key_padding_mask, dtype)(x.to(dtype))
         return output.to(x.dtype)
 
-    def now(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> BoundedMap:
+    def bounded_map(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> BoundedMap:
         """The layer with its present weights, whose norms are computed once: to call many times.
 
         dtype: float32 or float64, of what it takes; ignored: as key_padding_mask.
@@ -151,7 +151,7 @@ class LipschitzAttention(NumberedLayer):
         scale, constant = self._scale(counts, dtype)
         scale = scale if which is None else scale[which]
         scale = scale.reshape(-1, 1, 1)  # (batch or 1, 1, 1)
-        return BoundedMap(lambda x: self._mapped(x, ignored, scale), constant)
+        return BoundedMap(lambda x: self._map(x, ignored, scale), constant)
 
     def bound(self, tokens: int) -> Bound:
         """Of the layer with its present weights, on sequences of so many tokens.
@@ -163,8 +163,8 @@ class LipschitzAttention(NumberedLayer):
             scale, constant = self._scale([tokens], compute_dtype(self.output.dtype))
         scale = scale.to("cpu", torch.float64)
         frozen = copy.deepcopy(self).to("cpu", torch.float64).requires_grad_(False)
-        layer = BoundedMap(lambda x: frozen._mapped(x, None, scale), constant)
-        unit, radius = self.heads.look()
+        layer = BoundedMap(lambda x: frozen._map(x, None, scale), constant)
+        unit, radius = self.heads.search_region()
         shape = (tokens, self.embed_dim)
         given = (f"{self.form}, these weights",)
         return layer_lipschitz(
@@ -188,7 +188,7 @@ class LipschitzAttention(NumberedLayer):
         bounds = self.heads.bound(self.output.to(dtype), counts)
         return _scale(bounds, self.constant, dtype)
 
-    def _mapped(self, x: Tensor, ignored: Tensor | None, scale: Tensor) -> Tensor:
+    def _map(self, x: Tensor, ignored: Tensor | None, scale: Tensor) -> Tensor:
         """(batch, n, d) -> (batch, n, d), in the dtype of x."""
         allowed = None
         if ignored is not None:
@@ -249,13 +249,13 @@ class LipschitzFeedForward(NumberedLayer):
         check_dtype(x, self.inner)
         dtype = working_dtype(x, self.inner)
         with full_precision(x):
-            output = self.now(dtype)(x.to(dtype))
+            output = self.bounded_map(dtype)(x.to(dtype))
         return output.to(x.dtype)
 
-    def now(self, dtype: torch.dtype) -> BoundedMap:
+    def bounded_map(self, dtype: torch.dtype) -> BoundedMap:
         """The layer with its present weights, whose norms are computed once: to call many times."""
         scale, constant = self._scale(dtype)
-        return BoundedMap(lambda x: self._mapped(x, scale), constant)
+        return BoundedMap(lambda x: self._map(x, scale), constant)
 
     def bound(self, tokens: int) -> Bound:
         """Of the layer with its present weights, on sequences of so many tokens."""
@@ -264,7 +264,7 @@ class LipschitzFeedForward(NumberedLayer):
             scale, constant = self._scale(compute_dtype(self.inner.dtype))
         scale = scale.to("cpu", torch.float64)
         frozen = copy.deepcopy(self).to("cpu", torch.float64).requires_grad_(False)
-        layer = BoundedMap(lambda x: frozen._mapped(x, scale), constant)
+        layer = BoundedMap(lambda x: frozen._map(x, scale), constant)
         shape, given = (tokens, self.embed_dim), ("these weights",)
         return layer_lipschitz("LipschitzFeedForward", layer, shape, unit=1.0, given=given)
 
@@ -285,7 +285,7 @@ class LipschitzFeedForward(NumberedLayer):
         bound = feed_forward_bound(self.inner, self.outer)
         return _scale(bound, self.constant, dtype)
 
-    def _mapped(self, x: Tensor, scale: Tensor) -> Tensor:
+    def _map(self, x: Tensor, scale: Tensor) -> Tensor:
         hidden = self.activation(x @ self.inner.to(x.dtype).mT + self.inner_bias.to(x.dtype))
         outer, unit = of_size_one(self.outer)
         y: Tensor = hidden @ outer.to(x.dtype).mT * (scale * unit).to(x.dtype)

@@ -41,7 +41,7 @@ class Heads(Module):
         in the dtype of `output`."""
 
     @abstractmethod
-    def look(self) -> tuple[float, float | None]:
+    def search_region(self) -> tuple[float, float | None]:
         """For an attack: size of inputs that matter, and radius of a ball to look into."""
 
 
@@ -64,7 +64,7 @@ class GaussianHeads(Heads):
     def bound(self, output: Tensor, tokens: Sequence[int]) -> Tensor:
         return gaussian_bound(self.projection, output, tokens)
 
-    def look(self) -> tuple[float, float | None]:
+    def search_region(self) -> tuple[float, float | None]:
         with torch.no_grad():
             parts = self.projection.double().unflatten(0, (len(self.log_temperature), -1))
             size = torch.linalg.matrix_norm(parts, 2).clamp_min(1e-30)
@@ -100,7 +100,7 @@ class DotHeads(Heads):
         weights = DotWeights(query, key, value, output)
         return dot_bound(weights, self.radius, self.temperature, tokens)
 
-    def look(self) -> tuple[float, float | None]:
+    def search_region(self) -> tuple[float, float | None]:
         return self.radius, self.radius
 
 

@@ -62,7 +62,7 @@ class Iteration:
 
     def run(self, step: Step, start: Tensor) -> Iterate:
         """start (batch, ...); step keeps its shape. Nothing is differentiated."""
-        state = _Iterating(self, step, start)
+        state = _IterationState(self, step, start)
         while state.left > 0 and not bool(state.done.all()):
             state.advance()
         return state.result()
@@ -169,8 +169,8 @@ class UniversalTransformer(NumberedLayer):
         dtype = working_dtype(given, self.attention.output)
         with full_precision(given):
             block = self._block(given.shape[1], key_padding_mask, dtype)
-            begin = _without(given if start is None else start, key_padding_mask).to(dtype)
-            added = None if u is None else _without(u, key_padding_mask).to(dtype)
+            begin = _zero_ignored(given if start is None else start, key_padding_mask).to(dtype)
+            added = None if u is None else _zero_ignored(u, key_padding_mask).to(dtype)
 
             def step(x: Tensor) -> Tensor:
                 return block(x) if added is None else block(x) + added
@@ -237,13 +237,13 @@ class UniversalTransformer(NumberedLayer):
 
     def _block(self, tokens: int, ignored: Tensor | None, dtype: torch.dtype) -> BoundedMap:
         """T with the present weights."""
-        attention = self.attention.now(tokens, ignored, dtype)
-        feedforward = self.feedforward.now(dtype)
+        attention = self.attention.bounded_map(tokens, ignored, dtype)
+        feedforward = self.feedforward.bounded_map(dtype)
         a = self.mixing
 
         def function(x: Tensor) -> Tensor:
             x = (1 - a) * x + a * attention(x)
-            return _without((1 - a) * x + a * feedforward(x), ignored)
+            return _zero_ignored((1 - a) * x + a * feedforward(x), ignored)
 
         constants = (attention.constant, feedforward.constant)
         return BoundedMap(function, math.prod(mixed_constant(c, a) for c in constants))
@@ -252,7 +252,7 @@ class UniversalTransformer(NumberedLayer):
 # ---- iteration
 
 
-class _Iterating:
+class _IterationState:
     """The state of all sequences: x, T(x), the residual; and the past, for acceleration."""
 
     def __init__(self, solver: Iteration, step: Step, start: Tensor) -> None:
@@ -279,7 +279,7 @@ class _Iterating:
     def advance(self) -> None:
         """One evaluation. Sequences that are done stay where they are."""
         active = ~self.done
-        there = torch.where(self.plain.unsqueeze(-1), self.image, self._accelerated())
+        there = torch.where(self.plain.unsqueeze(-1), self.image, self._accelerate())
         image, residual = self._evaluate(torch.where(active.unsqueeze(-1), there, self.x))
         taken = active & (self.plain | (residual < self.residual))
         self._remember(there, image, taken, active)
@@ -315,7 +315,7 @@ class _Iterating:
         old = [(where(kept, a, 0.0), where(kept, b, 0.0)) for a, b in self.changes]
         self.changes = [*old, newest][-self.solver.memory :]
 
-    def _accelerated(self) -> Tensor:
+    def _accelerate(self) -> Tensor:
         """T(x) less the combination of past changes that would cancel T(x) - x best."""
         if not self.changes:
             return self.image
@@ -377,7 +377,7 @@ def _size(x: Tensor) -> Tensor:
     return size
 
 
-def _without(x: Tensor, ignored: Tensor | None) -> Tensor:
+def _zero_ignored(x: Tensor, ignored: Tensor | None) -> Tensor:
     return x if ignored is None else where(~ignored.unsqueeze(-1), x, 0.0)
 
 

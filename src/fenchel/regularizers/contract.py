@@ -14,6 +14,7 @@ row that cannot be solved).
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from torch.nn import Module
 
 from fenchel._kernels.route import against_rows
 from fenchel._kernels.rows import FAMILIES, row_weights
-from fenchel._numerics import certificate_dtype, dot, has, masked_max, where
+from fenchel._numerics import NonFiniteError, certificate_dtype, dot, has, masked_max, where
 from fenchel.priors import Base
 
 
@@ -256,7 +257,8 @@ def check_parameter(
         wrong = ~((value > low) if strict else (value >= low)) | value.isinf()
         if has(wrong):
             shown = value.detach()[wrong].flatten()[0].item()
-            raise ValueError(f"{expected} {shown:g}{remedy if shown <= low else ''}")
+            kind = ValueError if math.isfinite(shown) else NonFiniteError
+            raise kind(f"{expected} {shown:g}{remedy if shown <= low else ''}")
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")

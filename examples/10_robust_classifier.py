@@ -1,11 +1,11 @@
 """A classifier that knows how far each input can be moved before its answer may change.
 
-Digits are read row by row through `fl.nn.LipschitzAttention`. Every layer has a certified constant,
+Digits are read row by row through `fl.nn.LipschitzAttention`. Every layer has a Lipschitz bound,
 so the margin between two logits, over the constant of their difference, is a radius in l2 within
 which no attack can change the answer. The script attacks inside the radii and beyond them, and
 beside it a classifier of the same shape that holds no constant.
 
-    python examples/10_certified_classifier.py
+    python examples/10_robust_classifier.py
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def train(held: bool, x: Tensor, y: Tensor, steps: int, seed: int) -> Classifier
     model = Classifier(held)
     torch.manual_seed(seed)  # again: the same batches for both
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in track(range(steps), "certified" if held else "unconstrained"):
+    for _ in track(range(steps), "bounded" if held else "unconstrained"):
         batch = torch.randint(len(x), (128,))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
@@ -84,23 +84,23 @@ def show(name: str, which: list[Tensor]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = parser(__doc__, "examples/10_certified_classifier.py --steps 500 --seed 1")
+    options = parser(__doc__, "examples/10_robust_classifier.py --steps 500 --seed 1")
     add_steps(options, usual=1000, quick=100)
     args = options.parse_args(argv)
     digits = load_digits()
     x, y = torch.tensor(digits.images).float() / 16, torch.tensor(digits.target)
     known, new = (x[:TRAINING], y[:TRAINING]), x[TRAINING:]
-    certified, free = (train(held, *known, steps_of(args), args.seed) for held in (True, False))
-    radius, tries = radii(certified, new), 8 if args.quick else 40
-    print(f"{len(new)} pictures, certified radius {radius.median():.3f} in the median")
+    bounded, free = (train(held, *known, steps_of(args), args.seed) for held in (True, False))
+    radius, tries = radii(bounded, new), 8 if args.quick else 40
+    print(f"{len(new)} pictures, proved radius {radius.median():.3f} in the median")
     for factor in (0.99, 1.5, 2.0, 3.0):
-        changed = attack(certified, new, factor * radius, tries).sum()
+        changed = attack(bounded, new, factor * radius, tries).sum()
         print(f"each attacked at {factor:.2f} of its radius: {changed} answers changed")
     print("right answers at distance", *(f"{d:6.1f}" for d in DISTANCES))
     evenly = [torch.full_like(radius, d) for d in DISTANCES]
-    right = [model(new).argmax(-1) == y[TRAINING:] for model in (certified, free)]
-    show("certified, attacked", [right[0] & ~attack(certified, new, d, tries) for d in evenly])
-    show("certified, proved", [right[0] & (radius >= d) for d in DISTANCES])
+    right = [model(new).argmax(-1) == y[TRAINING:] for model in (bounded, free)]
+    show("bounded, attacked", [right[0] & ~attack(bounded, new, d, tries) for d in evenly])
+    show("bounded, proved", [right[0] & (radius >= d) for d in DISTANCES])
     show("unconstrained, attacked", [right[1] & ~attack(free, new, d, tries) for d in evenly])
 
 
