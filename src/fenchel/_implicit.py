@@ -23,14 +23,19 @@ from fenchel._numerics import exponent_limit, masked_max, transformed, where
 Solve = Callable[[Tensor], Tensor]
 Linearise = Callable[..., tuple[Tensor, Solve]]
 
+_MIXED = (
+    "reverse mode asks transforms for a derivative of too high an order; take all derivatives by "
+    "torch.autograd.grad(..., create_graph=True), or all of them by nested transforms of torch.func"
+)
 _STEPS = 2  # of Newton's method: three orders, whatever is asked of them afterwards
 
 
 def attach(root: Tensor, linearise: Linearise, *operands: Tensor | None) -> Tensor:
     """The root with its derivatives in the operands. Its value is not touched.
 
-    They are right to every order in reverse mode, and under nested transforms. Where the two mix, a
-    derivative beyond the third raises; in compiled code, which cannot raise, it is NaN.
+    They are right to every order in reverse mode, and to any depth of nested transforms. Where
+    reverse mode differentiates the result of transforms more than once, a derivative beyond the
+    third raises; where it does so to compiled code, which cannot raise, it is NaN.
     """
     if transformed() or torch.compiler.is_compiling():
         return newton_steps(root, linearise, *operands)
@@ -46,35 +51,35 @@ def newton_steps(root: Tensor, linearise: Linearise, *operands: Tensor | None) -
     Only the derivative of the steps is kept, not their value (rounding). Newton's error is
     quadratic, so each step takes derivatives that are exact to order k to order 2 k + 1.
     """
-    steps = max(_STEPS, _transforms().bit_length())
-    x = start = root.detach()
+    # One order more than the transforms': what is compiled is differentiated once from outside.
+    steps = max(_STEPS, (_transforms() + 1).bit_length())
+    x, change = root.detach(), torch.zeros_like(root)
     for _ in range(steps):
-        residual, solve = linearise(x, *operands)
+        residual, solve = linearise(x + change, *operands)
         step = solve(residual)
-        x = x + (step - step.detach())
-    return _up_to(x, x - start, 2**steps - 1)
+        change = change + (step - step.detach())
+    return x + change + _limit(change, 2**steps - 1, _MIXED)
 
 
 def _transforms() -> int:
-    """How many derivatives the transforms around us may take; compiled code does not say."""
-    if torch.compiler.is_compiling():
-        return 0
+    """How many derivatives the transforms around us may take."""
     stack = torch._C._functorch.get_interpreter_stack() or []
-    batching = torch._C._functorch.TransformType.Vmap
-    levels = sum(level.key() != batching for level in stack)
-    return levels + (torch.autograd.forward_ad._current_level >= 0)
+    kinds = [level.key() for level in stack]
+    transform = torch._C._functorch.TransformType
+    forward = torch.autograd.forward_ad._current_level >= 0 and transform.Jvp not in kinds
+    return len(kinds) - kinds.count(transform.Vmap) + forward
 
 
-def _up_to(x: Tensor, change: Tensor, order: int) -> Tensor:
-    """x, whose derivatives beyond the order raise. The change from a constant to x is zero."""
+# torch.compiler.assume_constant_result, which would import the compiler: the compiler calls this
+# function while it traces, and guards the transforms itself.
+_transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _limit(change: Tensor, order: int, refusal: str) -> Tensor:
+    """Zero with that many derivatives, all zero; one more raises. The change is zero, too."""
     if torch.compiler.is_compiling():
-        return x + change.pow(order + 0.5)  # whose derivatives beyond the order are infinite
-    return x + _refuse(change, order)
-
-
-def _refuse(change: Tensor, order: int) -> Tensor:
-    """Zero, with as many derivatives, all zero."""
-    zero: Tensor = _Zero.apply(change, order)  # type: ignore[no-untyped-call]
+        return change.pow(order + 0.5)  # one more is infinite
+    zero: Tensor = _Zero.apply(change, order, refusal)  # type: ignore[no-untyped-call]
     return zero
 
 
@@ -84,33 +89,29 @@ class _Zero(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(change: Tensor, order: int) -> Tensor:
+    def forward(change: Tensor, order: int, refusal: str) -> Tensor:
         return torch.zeros_like(change)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        change, ctx.order = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, str], output: Tensor) -> None:
+        change, ctx.order, ctx.refusal = inputs
         ctx.save_for_backward(change)
         ctx.save_for_forward(change)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * _Zero._slope(ctx), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient * _Zero._slope(ctx), None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         return tangent * _Zero._slope(ctx)
 
     @staticmethod
     def _slope(ctx: Any) -> Tensor:
         if ctx.order == 0:
-            raise NotImplementedError(
-                "this derivative is of an order that is not supported here; take all of its "
-                "derivatives by torch.autograd.grad(..., create_graph=True), or all of them by "
-                "nested transforms of torch.func"
-            )
+            raise NotImplementedError(ctx.refusal)
         (change,) = ctx.saved_tensors
-        return _refuse(change, ctx.order - 1)
+        return _limit(change, ctx.order - 1, ctx.refusal)
 
 
 # ---- by the implicit function theorem
@@ -153,11 +154,10 @@ class _Root(torch.autograd.Function):
         return None, None, *(next(slopes) if need else None for need in needed)
 
 
-def refuse_derivative(value: Tensor, *operands: Tensor) -> Tensor:
-    """The value, which has no derivative in the operands: asking for one raises."""
-    total = sum((x - x.detach()).sum() for x in operands)
-    assert isinstance(total, Tensor)
-    return value.detach() + _refuse(total, 0)
+def without_derivative(value: Tensor, *operands: Tensor, refusal: str) -> Tensor:
+    """The value, whose derivative in the operands is not known: asking for it raises."""
+    change = torch.stack([(x - x.detach()).sum() for x in operands]).sum()
+    return value.detach() + _limit(change, 0, refusal)
 
 
 # ---- the softmax with mass

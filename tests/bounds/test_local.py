@@ -175,7 +175,9 @@ def test_torchs_own_attention_has_a_local_constant():
 
 @pytest.mark.parametrize("norm", [1, math.inf])
 @pytest.mark.parametrize(
-    ("setting", "value"), [("tolerance", 1e-3), ("max_products", 9), ("generator", generator(1))], ids=str
+    ("setting", "value"),
+    [("tolerance", 1e-3), ("max_products", 9), ("generator", generator(1))],
+    ids=["tolerance", "max_products", "generator"],
 )
 def test_a_sum_takes_no_settings_of_a_search(norm, setting, value):
     with pytest.raises(ValueError, match=f"{setting} belong to the search for norm 2"):

@@ -100,6 +100,12 @@ def multiply(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix * vector.unsqueeze(-2)).sum(-1)
 
 
+def solve(matrix: Tensor, vector: Tensor) -> Tensor:
+    """matrix^-1 vector, for matrices of any kind. (..., d)"""
+    column: Tensor = torch.linalg.solve(matrix, vector.unsqueeze(-1))
+    return column.squeeze(-1)
+
+
 def inverse_of_factor(factor: Tensor) -> Tensor:
     """L^-1. (..., d, d)"""
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)

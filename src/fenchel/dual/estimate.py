@@ -9,21 +9,22 @@ The two are equal, p = softmax(log u + <t, lam>), and sum_i p_i t_i = b - lam / 
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from fenchel._implicit import Solve, attach, tilt
 from fenchel._kernels.operators import register_vmap
 from fenchel._numerics import check_whole, transformed, where
 from fenchel._solution import Status
+from fenchel.continuous import matrices
 from fenchel.dual import newton
 from fenchel.dual.problem import Problem, make_problem
 from fenchel.dual.result import Estimate, Unrounded
 
 # CLAIMS D-E3, D-T1.
 TOLERANCE = 1e-26  # of the gap, which is the square of what the weights are off by
-_MOST = 700.0  # e^700 is finite
 
 
 def estimate(
@@ -62,11 +63,8 @@ def estimate(
     operands = (problem.templates, problem.preference, problem.target, problem.reliability)
     found = _minimise(*_numbers(*operands), tolerance, max_steps)
     found = _without_evidence(problem, found)
-    if transformed() or torch.compiler.is_compiling():
-        multiplier = _by_steps(operands, _reached(problem, found[0]))
-    else:
-        start = _reached(problem, found[0])
-        multiplier = _Multiplier.apply(*operands, found[0], start)  # type: ignore[no-untyped-call]
+    root = _reached(problem, found[0])
+    multiplier = attach(root, partial(_linearise, found[0]), *operands)
     return assemble(problem, multiplier, exact=found)
 
 
@@ -131,7 +129,9 @@ def assemble(
     problem: Problem, multiplier: Tensor, exact: tuple[Tensor, ...] | None = None
 ) -> Estimate:
     """All that follows from a multiplier (g, m, d)."""
-    weights, scores, potential = tilted(problem.templates, problem.preference, multiplier)
+    scores = multiplier @ problem.templates.mT
+    weights, log_total = tilt(scores, problem.preference)
+    potential = log_total.squeeze(-1)
     target, reliability = problem.target, problem.reliability
     steps = torch.zeros_like(potential, dtype=torch.int64)
     status = torch.full_like(steps, int(Status.OK))
@@ -179,19 +179,6 @@ def _unrounded(
         problem.out(problem.evidence),
         problem.layout.unpack(problem.reliability),
     )
-
-
-def tilted(
-    templates: Tensor, preference: Tensor, multiplier: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(weights, scores, potential) of u e^<t, lam>; linear in u, so that u = 0 has a derivative."""
-    scores = multiplier @ templates.mT
-    logs = where(preference > 0, preference.detach(), 0.0).log()
-    shift = (scores.detach() + logs).amax(-1, keepdim=True)
-    raised = (scores - shift).clamp(max=_MOST).exp()
-    total = (preference * raised).sum(-1, keepdim=True)
-    potential = shift + total.log()
-    return preference * raised / total, scores, potential.squeeze(-1)
 
 
 # ---- numbers
@@ -257,59 +244,23 @@ def reduced(
 # ---- derivatives
 
 
-class _Multiplier(torch.autograd.Function):
-    """lam of the solved weights, with target - h(lam) - lam / reliability = 0 as its derivative."""
+def _linearise(
+    log_weights: Tensor,
+    multiplier: Tensor,
+    templates: Tensor,
+    preference: Tensor,
+    target: Tensor,
+    reliability: Tensor,
+) -> tuple[Tensor, Solve]:
+    """target - h(lam) - lam / reliability, (g, m, d), whose negative slope is the curvature."""
+    weights = tilt(multiplier @ templates.mT, preference)[0]
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        templates: Tensor,
-        preference: Tensor,
-        target: Tensor,
-        reliability: Tensor,
-        log_weights: Tensor,
-        found: Tensor,
-    ) -> Tensor:
-        weights, multiplier = log_weights.exp(), found.clone()
-        ctx.save_for_backward(templates, preference, target, reliability, weights, multiplier)
-        return multiplier
+    def solve(right: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():
+            return curvature_solve(templates, weights, reliability, right)
+        return _curvature_solve(templates, log_weights.exp(), reliability, right)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        *operands, weights, multiplier = ctx.saved_tensors
-        templates, preference, _, reliability = operands
-        twice = torch.is_grad_enabled()
-        if twice:
-            weights = tilted(templates, preference, multiplier)[0]
-            pulled = curvature_solve(templates, weights, reliability, gradient)
-        else:
-            pulled = _curvature_solve(templates, weights, reliability, gradient)
-        with torch.enable_grad():
-            # Of their own, so that the derivative is taken at a fixed multiplier.
-            leaves = [x.view_as(x) if twice else x.detach().requires_grad_() for x in operands]
-            at = multiplier if twice else multiplier.detach()
-            residual = stationarity(leaves[0], leaves[1], leaves[2], leaves[3], at)
-            wanted = [x for x, need in zip(leaves, ctx.needs_input_grad, strict=False) if need]
-            found = iter(torch.autograd.grad(residual, wanted, pulled, create_graph=twice))
-        return *(next(found) if need else None for need in ctx.needs_input_grad[:4]), None, None
-
-
-def stationarity(
-    templates: Tensor, preference: Tensor, target: Tensor, reliability: Tensor, multiplier: Tensor
-) -> Tensor:
-    """Zero at the solution. (g, m, d)"""
-    weights = tilted(templates, preference, multiplier)[0]
-    return target - weights @ templates - multiplier / reliability
-
-
-def _by_steps(operands: tuple[Tensor, ...], multiplier: Tensor) -> Tensor:
-    """Two Newton steps of plain operations from the solution: right to the third derivative."""
-    templates, preference, target, reliability = operands
-    for _ in range(2):
-        weights = tilted(templates, preference, multiplier)[0]
-        off = stationarity(templates, preference, target, reliability, multiplier)
-        multiplier = multiplier + curvature_solve(templates, weights, reliability, off)
-    return multiplier
+    return target - weights @ templates - multiplier / reliability, solve
 
 
 def curvature_solve(
@@ -322,16 +273,11 @@ def curvature_solve(
     scaled = centred * (weights * reliability).unsqueeze(-1)
     if d <= n:
         eye = torch.eye(d, dtype=right.dtype, device=right.device)
-        return _solve(eye + centred.mT @ scaled, right * reliability)
+        return matrices.solve(eye + centred.mT @ scaled, right * reliability)
     eye = torch.eye(n, dtype=right.dtype, device=right.device)
     seen = (scaled @ right.unsqueeze(-1)).squeeze(-1)  # reliability w <t - h, right>
-    change = _solve(eye + scaled @ centred.mT, seen)
+    change = matrices.solve(eye + scaled @ centred.mT, seen)
     return reliability * (right - (change.unsqueeze(-2) @ centred).squeeze(-2))
-
-
-def _solve(matrix: Tensor, right: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.solve(matrix, right.unsqueeze(-1))
-    return found.squeeze(-1)
 
 
 def _curvature_solve(

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fenchel._implicit import Solve, attach
 from fenchel._numerics import where
 from fenchel._solution import Status
 from fenchel.dual.estimate import curvature_solve, estimate
@@ -97,11 +99,10 @@ def within_radius(
     problem = _Problem(templates, preference, evidence, goal.expand(batch), mask)
     with torch.no_grad():
         found = _search(problem)
-    strength, settled = found.reliability, found.free | found.infeasible | found.unreached
-    followed = (x for x in (templates, preference, evidence, goal) if x is not None)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in followed):
-        for _ in range(2):  # Newton's steps in plain operations: right to the second derivative
-            strength = strength * problem.correction(strength, settled).factor
+    settled = found.free | found.infeasible | found.unreached
+    linearise = partial(_linearise, mask, settled)
+    operands = (templates, preference, evidence, problem.goal)
+    strength = attach(found.log_reliability, linearise, *operands).exp()
     asked = where(~found.free.unsqueeze(-1), evidence.expand(*batch, -1), 0.0)
     made = estimate(templates, preference, asked, strength, mask=mask)
     status = made.status
@@ -126,20 +127,35 @@ def _divergence(problem: _Problem, made: Estimate) -> Tensor:
     return divergence
 
 
-class _Step(NamedTuple):
-    """factor: of the reliability, by Newton. off: log(distance / radius). margin: the hull is at
-    least that far from the target. noise: of distances, by rounding. Each (...)"""
+def _linearise(
+    mask: Tensor | None,
+    settled: Tensor,
+    log_reliability: Tensor,
+    templates: Tensor,
+    preference: Tensor | None,
+    evidence: Tensor,
+    goal: Tensor,
+) -> tuple[Tensor, Solve]:
+    """log(distance / radius), which falls as the logarithm of the reliability grows."""
+    problem = _Problem(templates, preference, evidence, goal, mask)
+    step = problem.correction(log_reliability.exp(), settled)
+    return step.off, lambda right: right / step.fall
 
-    factor: Tensor
+
+class _Step(NamedTuple):
+    """off: log(distance / radius). fall: of that with the logarithm of the reliability. margin: the
+    hull is at least that far from the target. noise: of distances, by rounding. Each (...)"""
+
     off: Tensor
+    fall: Tensor
     margin: Tensor
     noise: Tensor
 
 
 class _Found(NamedTuple):
-    """reliability, and rows that the radius does not bind, cannot, or may: rounding hides it."""
+    """log reliability; rows that the radius does not bind, cannot, or may: rounding hides it."""
 
-    reliability: Tensor
+    log_reliability: Tensor
     free: Tensor
     infeasible: Tensor
     unreached: Tensor
@@ -165,7 +181,7 @@ class _Problem(NamedTuple):
     def correction(self, strength: Tensor, settled: Tensor) -> _Step:
         """Of the reliability a. With r = lam / a, d log|r| / d log a = <r, H^-1 r> / (a |r|^2) - 1.
 
-        Settled rows take none: factor 1, off 0, and no derivative.
+        Settled rows take none: off 0, fall 1, and no derivative.
         """
         operands = (self.templates.double(), self.preference, self.evidence.double(), strength)
         solved = estimate(*operands, mask=self.mask)
@@ -180,7 +196,7 @@ class _Problem(NamedTuple):
         rate = (apart * turned).sum(-1) / (square * problem.reliability.squeeze(-1))
         rate = where(open_ & (rate.detach() < 1), rate, 0.0)
         off = 0.5 * square.log() - where(open_, problem.layout.pack(self.goal, 0), 1.0).log()
-        made = ((off / (1 - rate)).exp(), off, *_plane(problem, apart.detach()))
+        made = (off, 1 - rate, *_plane(problem, apart.detach()))
         return _Step(*(problem.layout.unpack(x) for x in made))
 
 
@@ -222,9 +238,9 @@ def _search(problem: _Problem) -> _Found:
         done = settled | close | (high - low <= 1e-13)
         if bool(done.all()):
             break
-        newton = now + step.factor.log()
+        newton = now + step.off / step.fall
         inside = (newton > low) & (newton < high)
         now = torch.where(done, now, torch.where(inside, newton, (low + high) / 2))
     for rows, tens in ((infeasible, _SURE), (beyond, _TENS)):
         now = torch.where(rows, unit + tens * math.log(10.0), now)
-    return _Found(now.exp(), free, infeasible, beyond)
+    return _Found(now, free, infeasible, beyond)

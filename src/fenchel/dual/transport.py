@@ -14,14 +14,17 @@ they have any of their own or not.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fenchel._implicit import Solve, attach
 from fenchel._kernels.operators import register_vmap
-from fenchel._numerics import check_whole, transformed, where
+from fenchel._numerics import check_whole, where
 from fenchel._solution import Status
+from fenchel.continuous import matrices
 from fenchel.dual.result import Estimate, Unrounded
 from fenchel.dual.transport_attention import dot_product_transport
 from fenchel.dual.transport_newton import ENOUGH, MOST, Rows, maximise
@@ -103,10 +106,7 @@ def transport(
     operands = (*_operands(problem), target, problem.strength)
     found = _maximise(*(x.detach() for x in operands), tolerance, max_steps)
     found = _without_evidence(problem, found)
-    if transformed() or torch.compiler.is_compiling():
-        v = _by_steps(operands, found[0])
-    else:
-        v = _Multiplier.apply(*operands, found[0])  # type: ignore[no-untyped-call]
+    v = attach(found[0], _linearise, *operands)
     return _assemble(problem, prior, target, v, (found[2], found[3], tolerance))
 
 
@@ -265,27 +265,30 @@ def curvature_solve(operands: _Operands, strength: Tensor, v: Tensor, right: Ten
     weights = (share.mT @ plan).mT  # (g, m, N, 1)
     across = templates.unsqueeze(1)  # (g, 1, N, d)
     eye = torch.eye(min(n, d), dtype=right.dtype, device=right.device)
-    strength, right = strength.unsqueeze(-1), right.unsqueeze(-1)  # (g, m, 1, 1), (g, m, d, 1)
     if d <= n:
         means = plan @ across  # (g, m, n, d)
         spread = across.mT @ (weights * across) - means.mT @ (share * means)
-        return _solve(eye + strength * spread, strength * right).squeeze(-1)
-    inner = torch.diag_embed(weights.squeeze(-1)) - plan.mT @ (share * plan)  # S
-    seen = strength * inner @ (across @ right)
-    change = _solve(eye + strength * inner @ (across @ across.mT), seen)
-    return (strength * (right - across.mT @ change)).squeeze(-1)
+        return matrices.solve(eye + strength.unsqueeze(-1) * spread, strength * right)
+    inner = torch.diag_embed(weights.squeeze(-1)) - plan.mT @ (share * plan)  # S, (g, m, N, N)
+    inner = strength.unsqueeze(-1) * inner
+    seen = inner @ (across @ right.unsqueeze(-1))  # (g, m, N, 1)
+    change = matrices.solve(eye + inner @ (across @ across.mT), seen.squeeze(-1))
+    return strength * (right - change @ templates)
 
 
-def _solve(matrix: Tensor, right: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.solve(matrix, right)
-    return found
-
-
-def stationarity(operands: tuple[Tensor, ...], v: Tensor) -> Tensor:
-    """Zero at the solution. (g, m, d)"""
-    templates, preference, logits, shifts, target, strength = operands
-    weights = tilted((templates, preference, logits, shifts), v)[0]
-    return target - weights @ templates - v / strength
+def _linearise(
+    v: Tensor,
+    templates: Tensor,
+    preference: Tensor,
+    logits: Tensor,
+    shifts: Tensor,
+    target: Tensor,
+    strength: Tensor,
+) -> tuple[Tensor, Solve]:
+    """target - h(v) - v / strength, (g, m, d), whose negative slope is the curvature."""
+    operands = (templates, preference, logits, shifts)
+    residual = target - tilted(operands, v)[0] @ templates - v / strength
+    return residual, partial(curvature_solve, operands, strength, v)
 
 
 # ---- numbers
@@ -342,39 +345,3 @@ def _(
 
 
 register_vmap(_maximise, 4)
-
-
-# ---- derivatives
-
-
-class _Multiplier(torch.autograd.Function):
-    """v as found, with target - h(v) - v / strength = 0 as its derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, *operands: Tensor) -> Tensor:
-        v = operands[-1].clone()
-        ctx.save_for_backward(*operands[:-1], v)
-        return v
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        *operands, v = ctx.saved_tensors
-        twice = torch.is_grad_enabled()
-        pulled = curvature_solve(tuple(operands[:4]), operands[5], v, gradient)
-        with torch.enable_grad():
-            # Of their own, so that the derivative is taken at a fixed multiplier.
-            leaves = [x.view_as(x) if twice else x.detach().requires_grad_() for x in operands]
-            residual = stationarity(tuple(leaves), v if twice else v.detach())
-            wanted = [x for x, need in zip(leaves, ctx.needs_input_grad, strict=False) if need]
-            found = iter(torch.autograd.grad(residual, wanted, pulled, create_graph=twice))
-        return *(next(found) if need else None for need in ctx.needs_input_grad[:6]), None
-
-
-def _by_steps(operands: tuple[Tensor, ...], found: Tensor) -> Tensor:
-    """Two Newton steps of plain operations from the solution: right to the third derivative."""
-    templates, preference, logits, shifts, _, strength = operands
-    v = found
-    for _ in range(2):
-        off = stationarity(operands, v)
-        v = v + curvature_solve((templates, preference, logits, shifts), strength, v, off)
-    return v

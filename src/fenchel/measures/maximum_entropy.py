@@ -30,18 +30,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fenchel._implicit import Solve, attach, tilt
 from fenchel._numerics import certificate_dtype, check_finite, check_tensor, check_whole, where
 from fenchel._solution import Status
 from fenchel.measures.empirical import Empirical
 from fenchel.measures.measure import Function, average, values_of
-from fenchel.measures.softmatch import check_measure, tilted
+from fenchel.measures.softmatch import check_measure
 
-_NEAR = 1e-5  # of s: two more steps square it twice
+_NEAR, _POLISH = 1e-5, 2  # of s: two more steps square it twice
 _SURE = 1e-3  # of the noise, beside s or 1
 _STEEP = 1e-8  # of the slope, in coordinates of unit covariance
 _ROOM = 10.0  # that the logarithms of weights have to move in, at first
@@ -78,7 +80,7 @@ def maximum_entropy(
     features: k of points, (..., n, d) -> (..., n, k), or its values at the points of nu.
     moments: (..., k). Leading axes broadcast with those of nu.
 
-    Derivatives in moments, features and weights, to the second, are exact where the status is OK.
+    Derivatives in moments, features and weights are exact where the status is OK.
 
     >>> die = Empirical(torch.arange(1.0, 7.0).unsqueeze(-1))
     >>> found = maximum_entropy(die, lambda x: x, torch.tensor([4.5]))  # Jaynes
@@ -92,10 +94,9 @@ def maximum_entropy(
     problem = _Problem.make(nu, values, moments)
     fixed = replace(problem, **{name: x.detach() for name, x in vars(problem).items()})
     lam, status, steps = _minimise(fixed, max_steps)
-    ok = (status == Status.OK.value).unsqueeze(-1)
-    for _ in range(2):
-        better = lam + problem.newton(where(ok, lam, 0.0)).direction
-        lam = torch.where(ok, better, lam)
+    solved = (status == Status.OK.value).unsqueeze(-1)
+    linearise = partial(_linearise, solved, problem.empty)
+    lam = attach(lam, linearise, problem.weights, problem.apart)
     return problem.answer(nu, lam, status, steps, torch.promote_types(values.dtype, moments.dtype))
 
 
@@ -152,38 +153,25 @@ class _Problem:
         return cls(weights, differences, apart, grain, basis, (~on).to(inner), off, scale, outside)
 
     def tilt(self, lam: Tensor) -> Tensor:
-        return tilted(self.weights, _dot(lam, self.apart))
+        return tilt(_dot(lam, self.apart), self.weights)[0]
 
     def value(self, lam: Tensor) -> Tensor:
         """D"""
-        live = self.weights.detach() > 0
-        scores = where(live, _dot(lam, self.apart), -math.inf)
-        top = scores.detach().amax(-1, keepdim=True)
-        return (self.weights * (scores - top).exp()).sum(-1).log() + top.squeeze(-1)
+        return tilt(_dot(lam, self.apart), self.weights)[1].squeeze(-1)
 
     def newton(self, lam: Tensor, ridge: Tensor | None = None) -> _Step:
         """The step of Newton's method, for the curvature H + ridge I."""
         p = self.tilt(lam)
-        slope = average(p, self.apart)
-        about = self.apart - slope.unsqueeze(-2)
-        curvature = (p.unsqueeze(-1) * about).mT @ about + torch.diag_embed(
-            self.empty if ridge is None else self.empty + ridge.unsqueeze(-1)
-        )
-        # Scaled to a diagonal of one: near a vertex the curvature spans many decades.
-        size = curvature.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(lam.dtype).tiny).sqrt()
-        even = curvature / (size.unsqueeze(-1) * size.unsqueeze(-2))
-        factor, info = torch.linalg.cholesky_ex(even)
-        lost = (info != 0) | ~(factor.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
-        factor = torch.where(lost[..., None, None], torch.eye(*even.shape[-2:]).to(even), factor)
-        inverse = torch.cholesky_inverse(factor) / (size.unsqueeze(-1) * size.unsqueeze(-2))
+        empty = self.empty if ridge is None else self.empty + ridge.unsqueeze(-1)
+        slope, about, inverse, lost = _quadratic(p, self.apart, empty)
         direction = -_apply(inverse, slope)
-        moved = where(self.weights.detach() > 0, _dot(direction, about), 0.0)
+        moved = where(self.weights > 0, _dot(direction, about), 0.0)
         reach = moved.amax(-1) - moved.amin(-1)
         rounding = 4 * torch.finfo(lam.dtype).eps * average(p, self.grain)
         noise = _dot(_apply(inverse.abs(), rounding), about.abs()).amax(-1)
         noise = where(~lost & noise.isfinite(), noise, math.inf)
         fall = -(slope * direction).sum(-1)
-        return _Step(direction, slope.detach().square().sum(-1).sqrt(), fall, reach, noise)
+        return _Step(direction, slope.square().sum(-1).sqrt(), fall, reach, noise)
 
     def separated(self, lam: Tensor) -> Tensor:
         """Whether <lam, k - moments> < 0 at every point, beyond rounding. (...)"""
@@ -204,6 +192,30 @@ class _Problem:
         multiplier, divergence, missed = (x.to(dtype) for x in (multiplier, divergence, missed))
         measure = Empirical._made(nu.points, p.to(dtype))
         return MaximumEntropy(measure, multiplier, divergence, missed, status, steps)
+
+
+def _linearise(
+    solved: Tensor, empty: Tensor, lam: Tensor, weights: Tensor, apart: Tensor
+) -> tuple[Tensor, Solve]:
+    """-D', with solutions for D''; nothing moves the rows that are not solved. (..., k)"""
+    p = tilt(_dot(where(solved, lam, 0.0), apart), weights)[0]
+    slope, _, inverse, _ = _quadratic(p, apart, empty)
+    return -slope, lambda right: where(solved, _apply(inverse, right), 0.0)
+
+
+def _quadratic(p: Tensor, apart: Tensor, empty: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(D', z - D', the inverse of D'' + diag(empty), whether it is lost in rounding)."""
+    slope = average(p, apart)
+    about = apart - slope.unsqueeze(-2)
+    curvature = (p.unsqueeze(-1) * about).mT @ about + torch.diag_embed(empty)
+    # Scaled to a diagonal of one: near a vertex the curvature spans many decades.
+    size = curvature.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(p.dtype).tiny).sqrt()
+    sizes = size.unsqueeze(-1) * size.unsqueeze(-2)
+    even = curvature / sizes
+    factor, info = torch.linalg.cholesky_ex(even)
+    lost = (info != 0) | ~(factor.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
+    factor = torch.where(lost[..., None, None], torch.eye(*even.shape[-2:]).to(even), factor)
+    return slope, about, torch.cholesky_inverse(factor) / sizes, lost
 
 
 def _minimise(problem: _Problem, max_steps: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,6 +245,10 @@ def _minimise(problem: _Problem, max_steps: int) -> tuple[Tensor, Tensor, Tensor
         length = where(live, _length(problem, lam, step, live), 0.0)
         lam = lam + length.unsqueeze(-1) * where(live.unsqueeze(-1), step.direction, 0.0)
         steps = steps + live
+    solved = (status == Status.OK.value).unsqueeze(-1)
+    for _ in range(_POLISH):
+        step = problem.newton(where(solved, lam, 0.0))
+        lam = torch.where(solved, lam + step.direction, lam)
     return lam, status, steps
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
+from fenchel._implicit import tilt
 from fenchel._numerics import has, masked_max
 from fenchel.measures.empirical import Empirical
 from fenchel.measures.kernels import Kernel, NonlinearKernel
@@ -21,7 +19,7 @@ def boltzmann_gibbs(log_g: Tensor | Function, nu: Empirical) -> Empirical:
     -inf takes a point's mass away.
 
     >>> nu = Empirical(torch.tensor([[0.0], [1.0]]), torch.tensor([0.2, 0.8]))
-    >>> boltzmann_gibbs(torch.tensor([1.0, 0.0]) * math.log(4), nu).weights
+    >>> boltzmann_gibbs(torch.tensor([4.0, 1.0]).log(), nu).weights
     tensor([0.5000, 0.5000])
     """
     # CLAIMS M-D3
@@ -38,7 +36,7 @@ def boltzmann_gibbs(log_g: Tensor | Function, nu: Empirical) -> Empirical:
         raise TypeError(
             f"log_g must be floating-point, got {values.dtype}; use log_g.to({nu.weights.dtype})"
         )
-    return Empirical._made(nu.points, tilted(nu.weights, values))
+    return Empirical._made(nu.points, _reweigh(nu.weights, values))
 
 
 class Softmatch(NonlinearKernel):
@@ -75,29 +73,19 @@ class _Softmatched(Kernel):
 
     def _at(self, x: Tensor) -> Empirical:
         values = self.potential.log(x, self.nu.points)  # (..., m, n)
-        weights = tilted(self.nu.weights.unsqueeze(-2), values)
+        weights = _reweigh(self.nu.weights.unsqueeze(-2), values)
         return Empirical._made(self.nu.points.unsqueeze(-3), weights)
 
 
-def tilted(weights: Tensor, log_g: Tensor) -> Tensor:
-    """weights g / sum of them, for log g (..., n).
-
-    As a product and not as softmax(log weights + log g), whose derivative in a weight of zero is
-    lost: there it is g / sum.
-    """
-    weights, log_g = torch.broadcast_tensors(weights, log_g)
-    live = (weights > 0).detach()
-    top = masked_max(log_g.detach(), live)
+def _reweigh(weights: Tensor, log_g: Tensor) -> Tensor:
+    """weights g / sum of them, for log g (..., n)."""
+    top = masked_max(log_g.detach(), weights > 0)
     if has(~top.isfinite() | log_g.detach().isnan().any(-1, keepdim=True)):
         raise ValueError(
             "log G must be below +inf, never NaN, and above -inf at some point with mass for every "
             "x; check what made the scores, or leave no row without a key"
         )
-    # Of points without mass: cut where the exponential would overflow, so that 0 g is 0.
-    ceiling = math.log(torch.finfo(log_g.dtype).max) / 2
-    shifted = log_g - top
-    mass = weights * torch.where(live, shifted, shifted.clamp(max=ceiling)).exp()
-    return mass / mass.sum(-1, keepdim=True)
+    return tilt(log_g, weights)[0]
 
 
 def check_measure(measure: object, name: str) -> None:

@@ -14,12 +14,12 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fenchel._implicit import Solve, implicit_root, without_derivative
 from fenchel._numerics import check_whole, full_precision, where
 from fenchel._solution import Status
 from fenchel.bounds.bound import Bound
@@ -36,6 +36,10 @@ from fenchel.nn.lipschitz import (
 )
 
 Step = Callable[[Tensor], Tensor]
+_ONCE = (
+    "a fixed point has a first derivative only: that one is found by iteration. For a second, "
+    "unroll the layer: apply its attention and feed-forward as often as you need"
+)
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class UniversalTransformer(NumberedLayer):
             points = iterate.points
             moving = (*self.parameters(), points if added is None else added)
             if torch.is_grad_enabled() and any(x.requires_grad for x in moving):
-                points = _attached(step, points, self.solver)
+                points = _attach(step, points, self.solver)
         return self._round(points, iterate, added, given.dtype, block.constant)
 
     def constant(self, tokens: int) -> float:
@@ -330,45 +334,43 @@ class _IterationState:
 # ---- derivative
 
 
-class _Implicit(torch.autograd.Function):
-    """At X = T(X), a function of X has the derivative dT' g, where g = grad + (dT/dX)' g."""
-
-    @staticmethod
-    def forward(ctx: Any, image: Tensor, points: Tensor, pull: Step, solver: Iteration) -> Tensor:
-        ctx.pull, ctx.solver = pull, solver
-        return points.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        # In units of the gradient's own size: a loss may be scaled by anything.
-        numbers = math.prod(grad.shape[1:])
-        size = grad.flatten(1).norm(dim=-1) / math.sqrt(max(1, numbers))
-        size = torch.where(size > 0, size, 1.0).reshape(-1, *(1,) * (grad.dim() - 1))
-        unit = grad / size
-        found = ctx.solver.run(lambda g: unit + ctx.pull(g), unit)
-        late = int((found.status == Status.MAX_STEPS.value).sum())
-        if late:
-            warnings.warn(
-                f"the derivative of {late} of {len(grad)} sequences did not converge in "
-                f"{ctx.solver.max_steps} steps (residual up to {found.residual.max():.1e} of its "
-                "size); raise max_steps, or lower the constants below one",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return found.points * size, None, None, None
-
-
-def _attached(step: Step, points: Tensor, solver: Iteration) -> Tensor:
-    """The points, with the derivative of the fixed point that they are."""
+def _attach(step: Step, points: Tensor, solver: Iteration) -> Tensor:
+    """The points, with the derivative of the fixed point X = T(X) that they are."""
     leaf = points.detach().requires_grad_()
     image = step(leaf)
 
-    def pull(g: Tensor) -> Tensor:
-        return torch.autograd.grad(image, leaf, g, retain_graph=True)[0]
+    def linearise(x: Tensor, moved: Tensor) -> tuple[Tensor, Solve]:
+        return moved - x, partial(_pull_back, image, leaf, solver, x)
 
-    attached: Tensor = _Implicit.apply(image, points, pull, solver)  # type: ignore[no-untyped-call]
-    return attached
+    return implicit_root(points, linearise, image)
+
+
+def _pull_back(
+    image: Tensor, leaf: Tensor, solver: Iteration, root: Tensor, gradient: Tensor
+) -> Tensor:
+    """g = gradient + (dT/dX)' g, by iteration."""
+    given = gradient.detach()
+    # In units of the gradient's own size: a loss may be scaled by anything.
+    numbers = math.prod(given.shape[1:])
+    size = given.flatten(1).norm(dim=-1) / math.sqrt(max(1, numbers))
+    size = torch.where(size > 0, size, 1.0).reshape(-1, *(1,) * (given.dim() - 1))
+    unit = given / size
+
+    def step(g: Tensor) -> Tensor:
+        return unit + torch.autograd.grad(image, leaf, g, retain_graph=True)[0]
+
+    with torch.no_grad():
+        end = solver.run(step, unit)
+    late = int((end.status == Status.MAX_STEPS.value).sum())
+    if late:
+        warnings.warn(
+            f"the derivative of {late} of {len(given)} sequences did not converge in "
+            f"{solver.max_steps} steps (residual up to {end.residual.max():.1e} of its "
+            "size); raise max_steps, or lower the constants below one",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return without_derivative(end.points * size, gradient, root, refusal=_ONCE)
 
 
 def _size(x: Tensor) -> Tensor:
