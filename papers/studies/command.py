@@ -14,7 +14,7 @@ from rich.text import Text
 
 from benchmarks.console import tell
 from fenchel.cli.shared import make_folder, progress_bar
-from papers.studies import attack
+from papers.studies.attack import ATTACK, attack
 
 _ROBUSTNESS = (
     "python -m papers study robustness build/models/minilm --text sentences.txt --out build/study"
@@ -25,7 +25,7 @@ _NEGATION = (
 )
 
 commands = typer.Typer(no_args_is_help=True, epilog=f"Example: {_ROBUSTNESS}")
-commands.command("attack", epilog=f"Example: {attack.ATTACK}")(attack.attack)
+commands.command("attack", epilog=f"Example: {ATTACK}")(attack)
 
 _Model = Annotated[str, typer.Argument(help="Folder of a BERT, or its name on the hub.")]
 _Out = Annotated[Path, typer.Option(file_okay=False, help="Folder for the JSON and the picture.")]

@@ -13,7 +13,6 @@ from fenchel._attention import (
     attention,
     attention_solution,
     explain,
-    replace_sdpa,
 )
 from fenchel._kernels.route import Route, use
 from fenchel._losses import fenchel_young_loss
@@ -26,9 +25,11 @@ from fenchel.regularizers import Budget, Fused, Norm, Regularizer, Shannon, Tsal
 
 if TYPE_CHECKING:
     from fenchel import bounds, continuous, dual, hf, lens, measures, nn, testing
+    from fenchel._attention.replace import replace_sdpa
     from fenchel._info import info
 
-# Rooms that load when they are first touched: `fl.nn` is enough.
+# Functions and rooms that load when they are first touched: `fl.nn` is enough.
+_LATER = {"info": "fenchel._info", "replace_sdpa": "fenchel._attention.replace"}
 _ROOMS = ("bounds", "continuous", "dual", "hf", "lens", "measures", "nn", "testing")
 
 __all__ = [
@@ -70,13 +71,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "info":  # asks the machine, so it loads when it is asked
-        from fenchel._info import info
+    from importlib import import_module
 
-        return info
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     if name in _ROOMS:
-        from importlib import import_module
-
         return import_module(f"fenchel.{name}")
     raise AttributeError(f"module 'fenchel' has no attribute {name!r}")
 

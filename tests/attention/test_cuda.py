@@ -27,12 +27,12 @@ def calls(monkeypatch):
     package.__spec__ = importlib.machinery.ModuleSpec("adasplash", None)
     package.adasplash = adasplash
     monkeypatch.setitem(sys.modules, "adasplash", package)
-    monkeypatch.setattr(sys.modules["fenchel._attention.cuda"], "DEVICE", "cpu")
+    monkeypatch.setattr("fenchel._attention.cuda.DEVICE", "cpu")
     return seen
 
 
 def operands(*shape):
-    return [torch.randn(*shape, dtype=torch.float64) for _ in range(3)]
+    return [torch.randn(*shape) for _ in range(3)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -43,7 +43,7 @@ def test_scale_temperature_alpha_and_causality_arrive(calls, monkeypatch, causal
     assert calls == [{"alpha": 1.3, "is_causal": causal, "niter": 10}]
     monkeypatch.undo()
     wanted = fl.attention(q, k, v, fl.Tsallis(1.3, 0.5), **options)
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_what_they_cannot_express_goes_elsewhere(calls):
@@ -57,8 +57,10 @@ def test_what_they_cannot_express_goes_elsewhere(calls):
         (fl.Tsallis(1.5), {"dropout_p": 0.1}),
     ]:
         fl.attention(q, k, v, omega, **options)
-    for x in (operands(1, 2, 100, 16), operands(1, 2, 128, 12)):
+    for x in (operands(1, 2, 100, 16), operands(1, 2, 384, 16), operands(1, 2, 128, 12)):
         fl.attention(*x, fl.Tsallis(1.5))
+    fl.attention(q, k, v, fl.Tsallis(3.0))
+    fl.attention(q.double(), k.double(), v.double(), fl.Tsallis(1.5))
     fl.attention(q[:, :, :64], k, v, fl.Tsallis(1.5))
     fl.attention(q, k[:, :1], v[:, :1], fl.Tsallis(1.5), enable_gqa=True)
     torch.func.vmap(lambda a: fl.attention(a, k[0], v[0], fl.Tsallis(1.5)))(q)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fenchel._attention.call import Call, rounded_base, stored
-from fenchel._attention.cuda import adasplash_attention, against_adasplash
 from fenchel._attention.tiled import TILES, by_tiles, tiled
 from fenchel._kernels.attention import Arguments, Gradients, register_derivative, tsallis_attention
 from fenchel._kernels.route import Path, Reason, against_masses, against_sparse_attention
@@ -26,8 +25,8 @@ def sparse_paths(call: Call, regularizer: Tsallis) -> list[Path]:
     return [
         Path(
             "AdaSplash on CUDA (never run on a device)",
-            lambda: against_adasplash(call, regularizer),
-            lambda: adasplash_attention(call, regularizer),
+            lambda: _against_cuda(call, regularizer),
+            lambda: _attend_on_cuda(call, regularizer),
         ),
         Path(
             "native kernels",
@@ -41,6 +40,18 @@ def sparse_paths(call: Call, regularizer: Tsallis) -> list[Path]:
         ),
         Path(TILES, lambda: None, lambda: tiled(call, regularizer)),
     ]
+
+
+def _against_cuda(call: Call, regularizer: Tsallis) -> Reason:
+    from fenchel._attention.cuda import against_adasplash
+
+    return against_adasplash(call, regularizer)
+
+
+def _attend_on_cuda(call: Call, regularizer: Tsallis) -> Tensor:
+    from fenchel._attention.cuda import adasplash_attention
+
+    return adasplash_attention(call, regularizer)
 
 
 def _against(call: Call, regularizer: Tsallis) -> Reason:
