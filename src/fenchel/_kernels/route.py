@@ -84,7 +84,7 @@ def against_native(
     like: Tensor, *, under_compile: bool = True, under_transform: bool = False
 ) -> Reason:
     """What holds for every native kernel."""
-    off: Reason = _against_library()
+    off = _against_library()
     if off is not None:
         return off
     if like.device.type != "cpu":
@@ -98,8 +98,6 @@ def against_native(
     return None
 
 
-# Compiled code keeps the choice that it was made with.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _against_library() -> Reason:
     chosen = _CHOSEN.get()
     if chosen == TORCH:
@@ -107,6 +105,11 @@ def _against_library() -> Reason:
     if library.loaded() is None or (chosen is None and library.is_disabled()):
         return library.why_absent()
     return None
+
+
+# Compiled code keeps the choice that it was made with. This is the mark of torch.compiler's
+# assume_constant_result, which itself would load the whole compiler with the package.
+_against_library._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def describe_native() -> tuple[bool, str]:

@@ -131,8 +131,7 @@ def audit(
     Several processes: put accelerate launch --multi_gpu --num_processes 2 -m
     or torchrun --nproc-per-node 2 -m before the command; no GPU is needed. On
     several machines --out must be on a file system that they share. The tables
-    are those of one process with the same --threads. If one process stops, all
-    stop, and --resume goes on.
+    are those of one process. If one process stops, all stop; use --resume.
 
     Weights are read from safetensors only, and no code of the model's folder
     runs unless you say --trust-remote-code. Needs the extras hf and report.
