@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.attention_methods import PADDED, PLAIN, SDPA
-from benchmarks.maps import DIRECTIONS
+from benchmarks.attention_methods import PLAIN, SDPA
 
 Entry = dict[str, Any]
 
 _FIT_FROM = 512  # tokens: below, a call is mostly its fixed cost
-_SHOWN = (128, 1024, 4096, 16384)  # columns of the README
-_MIB = 2**20
 
 
 class Row(NamedTuple):
@@ -123,76 +119,5 @@ def notes(results: Sequence[Entry]) -> list[str]:
     return [f"{what}: {why}" for what, why in failed.items()]
 
 
-# ---- the README
-
-
-def readme_table(results: Entry) -> str:
-    """The Markdown that the README shows, from the JSON of `python -m benchmarks attention`."""
-    entries = results["results"]
-    measured = sizes_of(entries)
-    sizes = [n for n in _SHOWN if n in measured] or measured
-    header = ["time ÷ SDPA", *(f"{short(d)} n={n}" for d in DIRECTIONS for n in sizes)]
-    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
-    for row in filter(_told, rows(entries)):
-        cells = [cell(entries, row, n, d) for d in DIRECTIONS for n in sizes]
-        if set(cells) != {"–"}:
-            lines.append([_label(row), *cells])
-    lines.append(["SDPA itself, ms", *_milliseconds(entries, sizes)])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    sentences = [_memory_sentence(results["memory"]), _growth_sentence(results["growth"])]
-    prose = textwrap.fill(" ".join(filter(None, sentences)), 100, break_on_hyphens=False)
-    return f"{table}\n\n{prose}".rstrip()
-
-
 def short(direction: str) -> str:
     return {"forward": "fwd", "forward+backward": "fwd+bwd"}[direction]
-
-
-def _told(row: Row) -> bool:
-    """A large deviation flatters: it is told once. So are the masks, at alpha = 1.5."""
-    if not row.ours or row.method == "fl Tsallis(1.5)":
-        return True
-    return row.deviation <= 1 and row.variant == PLAIN
-
-
-def _label(row: Row) -> str:
-    code = row.ours or row.method.startswith("entmax.")
-    name = f"`{row.method.removeprefix('fl ')}`" if code else row.method
-    rest = str(row).removeprefix(row.method)
-    return name + rest.replace(f", {PADDED}", ", a quarter padding")
-
-
-def _milliseconds(entries: Sequence[Entry], sizes: Sequence[int]) -> list[str]:
-    found = {
-        (e["n"], e["direction"]): 1e3 * e["seconds"]
-        for e in entries
-        if e["method"] == SDPA.name and e["variant"] == PLAIN and e["seconds"] is not None
-    }
-    keys = [(n, direction) for direction in DIRECTIONS for n in sizes]
-    return [digits(found[key]) if key in found else "–" for key in keys]
-
-
-def _memory_sentence(memory: Sequence[Entry]) -> str:
-    parts = []
-    for entry in memory:
-        if entry["ratio"] is not None and entry["method"] != SDPA.name:
-            size = f"{entry['extra_bytes'] / _MIB:.0f} MiB at n = {entry['n']}"
-            name = _label(Row(entry["method"], 1.0, PLAIN)).partition(",")[0]
-            parts.append(f"{name} {size}, {digits(entry['ratio'])} of SDPA's")
-    if not parts:
-        return ""
-    return f"Peak memory beyond the inputs, forward+backward: {'; '.join(parts)}."
-
-
-def _growth_sentence(fitted: Sequence[Entry]) -> str:
-    wanted = ("fl Tsallis(1.5)", SDPA.name)
-    parts = [
-        f"{entry['exponent']:.2f} for {_label(row_of(entry)).partition(',')[0]}"
-        for entry in fitted
-        if entry["method"] in wanted
-        and (entry["deviation"], entry["variant"]) == (1.0, PLAIN)
-        and entry["direction"] == "forward+backward"
-    ]
-    if not parts:
-        return ""
-    return f"Time grows as n to the power {' and '.join(parts)} (forward+backward, deviation 1)."

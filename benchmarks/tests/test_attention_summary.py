@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -93,25 +92,3 @@ def test_cells(results: dict[str, Any]) -> None:
     assert summary.notes(results["results"]) == [
         "plain softmax, forward+backward: NotImplementedError: none"
     ]
-
-
-def test_readme_table(results: dict[str, Any]) -> None:
-    table = summary.readme_table(results)
-    lines = table.splitlines()
-    assert lines[0].startswith(
-        "| time ÷ SDPA | fwd n=128 | fwd n=1024 | fwd n=4096 | fwd+bwd n=128"
-    )
-    assert "| `Tsallis(1.5)`, deviation 1 | 0.5 | 0.5 | 0.5 | 0.25 | 0.25 | 0.25 |" in lines
-    assert "| plain softmax | – | 3 | – | – | n/a | – |" in lines
-    assert "Tsallis(2)" not in table  # at deviation 2 it would flatter
-    assert "| SDPA itself, ms | 16.4 | 1049 | 16777 | 16.4 | 1049 | 16777 |" in lines
-    prose = " ".join(table.split("\n\n")[1].split())
-    assert "`Tsallis(1.5)` 3 MiB at n = 4096, 3 of SDPA's." in prose
-    assert "2.00 for torch SDPA and 2.00 for `Tsallis(1.5)`" in prose
-
-
-def test_another_measurement_gives_another_table(results: dict[str, Any]) -> None:
-    for part, key in (("results", "ratio"), ("memory", "ratio")):
-        changed = copy.deepcopy(results)
-        changed[part][1][key] *= 1.1
-        assert summary.readme_table(changed) != summary.readme_table(results)

@@ -320,3 +320,12 @@ def test_shapes_without_numbers():
         output = fl.attention(q, k, v, regularizer, is_causal=True)
         assert output.shape == (2, 4, 5, 3)
         assert output.device.type == "meta"
+
+
+@pytest.mark.parametrize("temperature", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
+@pytest.mark.parametrize("make", [fl.Shannon, lambda tau: fl.Tsallis(1.5, tau)], ids=["1", "1.5"])
+def test_a_row_at_the_lowest_number_is_not_empty(make, temperature, kernels):
+    zeros, value = torch.zeros(1, 1, 3, 4), torch.eye(3)[None, None]
+    lowest = torch.full((1, 3), torch.finfo(torch.float32).min)
+    output = fl.attention(zeros[:, :, :1], zeros, value, make(temperature), attn_mask=lowest)
+    torch.testing.assert_close(output, torch.full((1, 1, 1, 3), 1 / 3))

@@ -72,7 +72,9 @@ def _biased(call: Call, regularizer: Shannon) -> Tensor:
     """A tile with everything that is not the product put into one additive mask."""
     bias = call.query.new_zeros(())
     if call.bias is not None:
-        bias = bias + call.bias.to(bias.dtype) / regularizer.temperature
+        scaled = call.bias.to(bias.dtype) / regularizer.temperature
+        lowest = torch.finfo(bias.dtype).min  # finite scores stay finite: -inf alone hides
+        bias = bias + torch.where(call.bias > -torch.inf, scaled.clamp(min=lowest), scaled)
     if call.base is not None:
         bias = bias + _log_mass(call).reshape(call.scores_shape)
     hidden = call.hidden()

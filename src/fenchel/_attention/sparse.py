@@ -86,7 +86,8 @@ def _attend(call: Call, regularizer: Tsallis) -> Tensor:
         if bias is not None:  # -inf has no derivative in the temperature: it is a mask
             seen = bias != -torch.inf
             mask = seen if mask is None else mask & seen
-            bias = where(seen, bias, 0.0) / column
+            lowest = torch.finfo(column.dtype).min  # finite scores stay finite: -inf alone hides
+            bias = (where(seen, bias, 0.0) / column).clamp(min=lowest)
     else:
         scale, bias_scale = scale / temperature, 1 / temperature
     eps = _eps(call, regularizer)

@@ -35,7 +35,11 @@ struct Scores {
             T* extra = bias.reserve(kChunk);
             read_row<T>(p.bias, p.bias.at(b, h, query) + from * p.bias.stride[3], p.bias.stride[3], n, extra);
             const T factor = T(p.bias_scale);
-            for (std::int64_t j = 0; j < n; ++j) s[j] += factor * extra[j];
+            const T least = std::numeric_limits<T>::lowest();
+            for (std::int64_t j = 0; j < n; ++j) {
+                const T sum = s[j] + factor * extra[j];
+                s[j] = sum < least && extra[j] >= least ? least : sum;  // only -inf hides a key
+            }
         }
         if (p.mask.data) {
             const std::int64_t step = p.mask.stride[3];
