@@ -19,7 +19,14 @@ PAGES = [
 ]
 
 # Pages of tables and of words; every other one shows code.
-WITHOUT_CODE = {"architecture.md", "benchmarks.md", "ledger.md", "limits.md"}
+WITHOUT_CODE = {
+    "architecture.md",
+    "benchmarks.md",
+    "ledger.md",
+    "limits.md",
+    "peers.md",
+    "bibliography.md",
+}
 
 
 def blocks(path):

@@ -200,7 +200,7 @@ print(done == 1 == run(made[1], 8) and made[0] == made[1] and sum(made[0]) > 0)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+@needs.unless(Path("/proc/self/statm").exists(), "no /proc (Linux)", "threads that cannot be made")
 @pytest.mark.parametrize("script", [MANY_THREADS, NO_THREADS], ids=["too many", "none"])
 def test_threads_that_cannot_be_made(script):
     path = _library_file(Path(fl.__file__).parent.parent)
