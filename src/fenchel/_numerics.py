@@ -39,8 +39,12 @@ def transformed() -> bool:
     """Inside vmap, jvp, grad or another transform that only plain operations survive."""
     if torch.compiler.is_compiling():
         return False
-    transforms = torch._C._functorch.peek_interpreter_stack()
-    return transforms is not None or torch.autograd.forward_ad._current_level >= 0
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
+
+
+def forward_mode() -> bool:
+    """Whether tangents may be carried along, by jvp or a dual level."""
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
 def _holds_values(tensor: Tensor) -> bool:

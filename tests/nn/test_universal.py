@@ -253,6 +253,15 @@ def test_backward_does_not_unroll():
     assert few[1] < many[1]
 
 
+def test_a_second_derivative_raises_and_says_what_to_do():
+    layer = make()
+    u = draw(1, TOKENS, WIDTH).requires_grad_()
+    (first,) = torch.autograd.grad(layer(u).sum(), u, create_graph=True)  # of a linear loss
+    for wanted in (u, next(layer.parameters())):
+        with pytest.raises(NotImplementedError, match="unroll the layer"):
+            torch.autograd.grad(first.sum(), wanted, retain_graph=True)
+
+
 def test_a_derivative_that_does_not_converge_says_so():
     layer = steep(3.0, max_steps=30)
     u = torch.zeros(BATCH, TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)

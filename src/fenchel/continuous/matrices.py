@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_finite, has
+from fenchel._numerics import certificate_dtype, check_finite, forward_mode, has
 
 _WRITTEN_OUT = 3
 
@@ -102,7 +102,12 @@ def multiply(matrix: Tensor, vector: Tensor) -> Tensor:
 
 def solve(matrix: Tensor, vector: Tensor) -> Tensor:
     """matrix^-1 vector, for matrices of any kind. (..., d)"""
-    column: Tensor = torch.linalg.solve(matrix, vector.unsqueeze(-1))
+    column: Tensor = vector.unsqueeze(-1)
+    if forward_mode():
+        # torch.linalg.solve takes its factor for a constant: a tangent's tangent would be wrong.
+        column = torch.linalg.lu_solve(*torch.linalg.lu_factor(matrix), column)
+    else:  # whose backward pass is faster
+        column = torch.linalg.solve(matrix, column)
     return column.squeeze(-1)
 
 

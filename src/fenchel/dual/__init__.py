@@ -2,7 +2,7 @@
 
 from fenchel.dual.estimate import estimate, first_order, second_order
 from fenchel.dual.gaussian import gaussian, gaussian_mixture
-from fenchel.dual.readings import WithinRadius, reliability_of, within_radius
+from fenchel.dual.radius import WithinRadius, reliability_of, within_radius
 from fenchel.dual.result import Deviation, Estimate
 from fenchel.dual.transport import (
     TruePreference,

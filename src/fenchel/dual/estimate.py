@@ -9,6 +9,7 @@ The two are equal, p = softmax(log u + <t, lam>), and sum_i p_i t_i = b - lam / 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,7 +21,7 @@ from fenchel._numerics import check_whole, transformed, where
 from fenchel._solution import Status
 from fenchel.continuous import matrices
 from fenchel.dual import newton
-from fenchel.dual.problem import Problem, make_problem
+from fenchel.dual.problem import EstimationProblem, make_problem
 from fenchel.dual.result import Estimate, Unrounded
 
 # CLAIMS D-E3, D-T1.
@@ -61,11 +62,11 @@ def estimate(
         raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
     problem = make_problem(templates, preference, evidence, reliability, mask)
     operands = (problem.templates, problem.preference, problem.target, problem.reliability)
-    found = _minimise(*_numbers(*operands), tolerance, max_steps)
-    found = _without_evidence(problem, found)
-    root = _reached(problem, found[0])
-    multiplier = attach(root, partial(_linearise, found[0]), *operands)
-    return assemble(problem, multiplier, exact=found)
+    best = newton.Minimiser(*_minimise(*_search_operands(*operands), tolerance, max_steps))
+    best = _keep_preference(problem, best)
+    root = _multiplier(problem, best.log_weights)
+    multiplier = attach(root, partial(_linearise, best.log_weights), *operands)
+    return assemble(problem, multiplier, exact=best)
 
 
 def first_order(
@@ -100,19 +101,22 @@ def second_order(
     """
     problem = make_problem(templates, preference, evidence, reliability, mask)
     operands = (problem.templates, problem.preference, problem.reliability)
-    return assemble(problem, curvature_solve(*operands, problem.evidence))  # D-E13
+    return assemble(problem, solve_curvature(*operands, problem.evidence))  # D-E13
 
 
-def _without_evidence(problem: Problem, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _keep_preference(problem: EstimationProblem, best: newton.Minimiser) -> newton.Minimiser:
     """Without evidence the preference is the answer: no rounding of a search."""
-    log_weights, gap, steps, status = found
     asked = (problem.evidence.detach() != 0).any(-1)
-    weights = torch.where(asked.unsqueeze(-1), log_weights, problem.preference.detach().log())
-    steps = torch.where(asked, steps, torch.zeros_like(steps))
-    return weights, where(asked, gap, 0.0), steps, status
+    given = problem.preference.detach().log()
+    return replace(
+        best,
+        log_weights=torch.where(asked.unsqueeze(-1), best.log_weights, given),
+        gap=where(asked, best.gap, 0.0),
+        steps=torch.where(asked, best.steps, torch.zeros_like(best.steps)),
+    )
 
 
-def _reached(problem: Problem, log_weights: Tensor) -> Tensor:
+def _multiplier(problem: EstimationProblem, log_weights: Tensor) -> Tensor:
     """reliability (target - mean), from the change of the weights: little evidence moves them
     little, and the templates' own size would be lost in the difference. (g, m, d)"""
     preference = problem.preference.detach()
@@ -126,7 +130,7 @@ def _reached(problem: Problem, log_weights: Tensor) -> Tensor:
 
 
 def assemble(
-    problem: Problem, multiplier: Tensor, exact: tuple[Tensor, ...] | None = None
+    problem: EstimationProblem, multiplier: Tensor, exact: newton.Minimiser | None = None
 ) -> Estimate:
     """All that follows from a multiplier (g, m, d)."""
     scores = multiplier @ problem.templates.mT
@@ -136,8 +140,8 @@ def assemble(
     steps = torch.zeros_like(potential, dtype=torch.int64)
     status = torch.full_like(steps, int(Status.OK))
     if exact is not None:
-        log_weights, gap, steps, status = exact
-        weights = weights + (log_weights.exp() - weights).detach()  # whose gap was measured
+        gap, steps, status = exact.gap, exact.steps, exact.status
+        weights = weights + (exact.log_weights.exp() - weights).detach()  # whose gap was measured
     about = weights @ problem.templates
     apart = target - about
     divergence = (weights * (scores - potential.unsqueeze(-1))).sum(-1)  # of w(lam) from u
@@ -167,7 +171,7 @@ def assemble(
 
 
 def _unrounded(
-    problem: Problem, multiplier: Tensor, about: Tensor, prior: Tensor, weights: Tensor
+    problem: EstimationProblem, multiplier: Tensor, about: Tensor, prior: Tensor, weights: Tensor
 ) -> Unrounded:
     lengths = problem.templates.detach().norm(dim=-1).unsqueeze(-1)  # (g, n, 1)
     size = ((weights + problem.preference).detach() @ lengths).squeeze(-1)
@@ -184,7 +188,7 @@ def _unrounded(
 # ---- numbers
 
 
-def _numbers(
+def _search_operands(
     templates: Tensor, preference: Tensor, target: Tensor, reliability: Tensor
 ) -> tuple[Tensor, ...]:
     fixed = [x.detach() for x in (templates, preference, target, reliability)]
@@ -206,11 +210,12 @@ def _minimise(
     templates, log_preference, target, reliability = (
         x.reshape(lead.numel(), *x.shape[-2:]) for x in operands
     )
-    rows = reduced(templates, log_preference, target, reliability)
-    found = newton.minimise(rows, tolerance, max_steps)
-    made = (found.log_weights, found.gap, found.steps, found.status)
-    first, second, third, fourth = (x.reshape(*lead, *x.shape[1:]).clone() for x in made)
-    return first, second, third, fourth
+    rows = reduce_dimension(templates, log_preference, target, reliability)
+    best = newton.minimise(rows, tolerance, max_steps)
+    log_weights, gap, steps, status = (
+        x.reshape(*lead, *x.shape[1:]).clone() for x in vars(best).values()
+    )
+    return log_weights, gap, steps, status
 
 
 @_minimise.register_fake
@@ -230,15 +235,15 @@ def _(
 register_vmap(_minimise, 4)
 
 
-def reduced(
+def reduce_dimension(
     templates: Tensor, log_preference: Tensor, target: Tensor, reliability: Tensor
-) -> newton.Rows:
+) -> newton.EstimationRows:
     """In the templates' own coordinates, where they are fewer than their dimension."""
     n, d = templates.shape[1:]
     if n < d:
         axes, lower = torch.linalg.qr(templates.mT)  # (g, d, n), (g, n, n)
         templates, target = lower.mT, target @ axes
-    return newton.Rows(templates, log_preference, target, reliability)
+    return newton.EstimationRows(templates, log_preference, target, reliability)
 
 
 # ---- derivatives
@@ -257,13 +262,13 @@ def _linearise(
 
     def solve(right: Tensor) -> Tensor:
         if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():
-            return curvature_solve(templates, weights, reliability, right)
-        return _curvature_solve(templates, log_weights.exp(), reliability, right)
+            return solve_curvature(templates, weights, reliability, right)
+        return _solve_curvature_in_parts(templates, log_weights.exp(), reliability, right)
 
     return target - weights @ templates - multiplier / reliability, solve
 
 
-def curvature_solve(
+def solve_curvature(
     templates: Tensor, weights: Tensor, reliability: Tensor, right: Tensor
 ) -> Tensor:
     """(I / reliability + Cov_w t)^-1 right, in differentiable operations. (g, m, d)"""
@@ -280,17 +285,17 @@ def curvature_solve(
     return reliability * (right - (change.unsqueeze(-2) @ centred).squeeze(-2))
 
 
-def _curvature_solve(
+def _solve_curvature_in_parts(
     templates: Tensor, weights: Tensor, reliability: Tensor, right: Tensor
 ) -> Tensor:
     """The same in bounded memory: dw of newton.py with residual reliability <t, right>."""
     reliability = reliability.expand(*weights.shape[:2], 1)
     if not weights.numel():
         return torch.zeros_like(right)
-    rows = reduced(templates, weights, right, reliability).prepared()
+    rows = reduce_dimension(templates, weights, right, reliability).choose_method()
     parts = []
-    for part in newton.parts(rows):  # its preference holds the weights, its target the right side
+    for part in newton.split(rows):  # its preference holds the weights, its target the right side
         residual = part.reliability * (part.target @ part.templates.mT)
         parts.append(newton.newton_change(part, part.log_preference, residual, 1e-28))
-    change = newton.joined(parts, rows)
+    change = newton.join(parts, rows)
     return reliability * (right - change @ templates)

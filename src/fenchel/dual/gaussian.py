@@ -19,7 +19,7 @@ from fenchel.continuous import matrices
 from fenchel.continuous.densities import Gaussian
 from fenchel.continuous.mixture import Mixture, log_mixing
 from fenchel.dual.estimate import TOLERANCE
-from fenchel.dual.problem import broadcast, checked_reliability
+from fenchel.dual.problem import broadcast, read_positive
 from fenchel.dual.result import Estimate, Unrounded
 
 _LINES, _FALL = 50, 1e-4
@@ -45,7 +45,7 @@ def gaussian(
     whole = matrices.symmetric(covariance.to(certificate_dtype(evidence.device)))
     sure = whole.new_zeros(1)  # the logarithm of one
     parts = (sure, mean.unsqueeze(-2), whole.unsqueeze(-3))
-    return _solved(_Problem.make(parts, evidence, reliability), TOLERANCE, 100, dtype)
+    return _solve(_Problem.make(parts, evidence, reliability), TOLERANCE, 100, dtype)
 
 
 def _check_gaussian(mean: Tensor, covariance: Tensor, evidence: Tensor) -> None:
@@ -111,10 +111,10 @@ def gaussian_mixture(
     mixing, modes = preference.mixing, preference.components
     logs = log_mixing(mixing.to(certificate_dtype(evidence.device)))
     problem = _Problem.make((logs, modes.mean, modes.covariance_matrix), evidence, reliability)
-    return _solved(problem, tolerance, max_steps, torch.promote_types(mixing.dtype, evidence.dtype))
+    return _solve(problem, tolerance, max_steps, torch.promote_types(mixing.dtype, evidence.dtype))
 
 
-def _solved(problem: _Problem, tolerance: float, max_steps: int, dtype: torch.dtype) -> Estimate:
+def _solve(problem: _Problem, tolerance: float, max_steps: int, dtype: torch.dtype) -> Estimate:
     operands = tuple(vars(problem).values())
     root, steps = _maximise(_Problem(*(x.detach() for x in operands)), tolerance, max_steps)
     return problem.estimate(attach(root, _linearise, *operands), steps, dtype)
@@ -144,7 +144,7 @@ class _Problem:
         """modes: log-mixing (..., K), means (..., K, d) and covariances (..., K, d, d)."""
         inner = certificate_dtype(evidence.device)
         logs, means, covariances = (x.to(inner) for x in modes)
-        strength = checked_reliability(reliability, "reliability", evidence).to(inner)
+        strength = read_positive(reliability, "reliability", evidence).to(inner)
         d = means.shape[-1]
         if evidence.dim() < 1 or evidence.shape[-1] != d:
             raise ValueError(f"evidence must be (..., {d}), got {tuple(evidence.shape)}")

@@ -49,7 +49,7 @@ _STIFF, _EASY, _HEATING = 1e7, 1e4, 10.0  # stiffness from which on reliability 
 
 
 @dataclass(frozen=True)
-class Solved:
+class Minimiser:
     """log-weights (g, m, n); gap, steps and status (g, m)."""
 
     log_weights: Tensor
@@ -59,7 +59,7 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Rows:
+class EstimationRows:
     """Problems that share templates, m rows for each of g groups.
 
     templates (g, n, k), log_preference (g, m, n), target (g, m, k), reliability (g, m, 1)
@@ -79,7 +79,7 @@ class Rows:
             return x @ self.products
         return (x @ self.templates) @ self.templates.mT
 
-    def prepared(self) -> Rows:
+    def choose_method(self) -> EstimationRows:
         """With the way to Newton's direction chosen.
 
         Conjugate gradients take some sqrt(1 + reliability |t|^2) products, cheap where many rows
@@ -95,7 +95,7 @@ class Rows:
         products = self.templates @ self.templates.mT if iterative and n <= 2 * k else None
         return replace(self, products=products, iterative=iterative)
 
-    def rows(self, index: Tensor) -> Rows:
+    def rows(self, index: Tensor) -> EstimationRows:
         """These of the rows of the only group."""
         return replace(
             self,
@@ -104,7 +104,7 @@ class Rows:
             reliability=self.reliability[:, index],
         )
 
-    def heated(self, heat: Tensor) -> Rows:
+    def at_heat(self, heat: Tensor) -> EstimationRows:
         """With the reliability divided by heat (g, m)."""
         return replace(self, reliability=self.reliability / heat.unsqueeze(-1))
 
@@ -116,7 +116,7 @@ class Rows:
         stiffness = longest * self.reliability.squeeze(-1)
         return where(stiffness > _STIFF, stiffness / _EASY, 1.0)
 
-    def part(self, groups: slice, rows: slice) -> Rows:
+    def part(self, groups: slice, rows: slice) -> EstimationRows:
         return replace(
             self,
             templates=self.templates[groups],
@@ -127,16 +127,16 @@ class Rows:
         )
 
 
-def minimise(problem: Rows, tolerance: float, max_steps: int) -> Solved:
+def minimise(problem: EstimationRows, tolerance: float, max_steps: int) -> Minimiser:
     """In parts of bounded memory, each to its own last step."""
     if not problem.log_preference.numel():
         return _minimise(problem, tolerance, 0)
-    solved = [_minimise(part, tolerance, max_steps) for part in parts(problem.prepared())]
-    fields = zip(*(vars(one).values() for one in solved), strict=True)
-    return Solved(*(joined(list(field), problem) for field in fields))
+    pieces = [_minimise(part, tolerance, max_steps) for part in split(problem.choose_method())]
+    fields = zip(*(vars(piece).values() for piece in pieces), strict=True)
+    return Minimiser(*(join(list(field), problem) for field in fields))
 
 
-def parts(problem: Rows) -> Iterator[Rows]:
+def split(problem: EstimationRows) -> Iterator[EstimationRows]:
     """Some groups with all their rows, or some rows of one group."""
     groups, rows, keys = problem.log_preference.shape
     each = keys if problem.iterative else keys * problem.templates.shape[-1]
@@ -147,18 +147,18 @@ def parts(problem: Rows) -> Iterator[Rows]:
             yield problem.part(slice(g, g + some_groups), slice(m, m + some_rows))
 
 
-def joined(made: list[Tensor], problem: Rows) -> Tensor:
-    """What was made of the parts, (g, m, ...) again."""
+def join(pieces: list[Tensor], problem: EstimationRows) -> Tensor:
+    """One tensor (g, m, ...) of those of the parts."""
     groups, rows = problem.log_preference.shape[:2]
-    tail = made[0].shape[2:]
-    flat = torch.cat([one.reshape(-1, *tail) for one in made])
+    tail = pieces[0].shape[2:]
+    flat = torch.cat([piece.reshape(-1, *tail) for piece in pieces])
     return flat.reshape(groups, rows, *tail)
 
 
 class _Point:
     """Weights, and all that follows from them."""
 
-    def __init__(self, problem: Rows, log_weights: Tensor) -> None:
+    def __init__(self, problem: EstimationRows, log_weights: Tensor) -> None:
         self.log_weights = log_weights
         self.weights = log_weights.exp()
         self.mean = self.weights @ problem.templates
@@ -170,7 +170,7 @@ class _Point:
         pull = 0.5 * (self.multiplier * self.apart).sum(-1)
         self.objective = pull + self.divergence
 
-    def compare(self, problem: Rows) -> None:
+    def compare(self, problem: EstimationRows) -> None:
         """How far the weights are from those that their own multiplier asks for."""
         scores = self.multiplier @ problem.templates.mT + problem.log_preference
         potential = torch.logsumexp(scores, -1)
@@ -196,12 +196,12 @@ def _divergence(weights: Tensor, wanted: Tensor, residual: Tensor) -> Tensor:
     return whole.clamp_min(0).sum(-1)
 
 
-def _minimise(problem: Rows, tolerance: float, max_steps: int) -> Solved:
+def _minimise(problem: EstimationRows, tolerance: float, max_steps: int) -> Minimiser:
     point = _Point(problem, problem.log_preference)
     point.compare(problem)
     best = _Best(point)
     heat = problem.first_heat() if max_steps else torch.ones_like(point.gap)
-    point = _cooled(problem, point, heat, heat > 1)
+    point = _reheat(problem, point, heat, heat > 1)
     index = torch.arange(point.gap.shape[1], device=point.gap.device)
     for _ in range(max_steps):
         live = (heat > 1) | best.live(index, tolerance)
@@ -212,16 +212,16 @@ def _minimise(problem: Rows, tolerance: float, max_steps: int) -> Solved:
             index, live, problem = index[kept], live[:, kept], problem.rows(kept)
             point.rows(kept)
             heat = heat[:, kept]
-        warm = problem.heated(heat)
+        warm = problem.at_heat(heat)
         moved = _step(warm, point, live)
         moved.compare(warm)
         best.take(index, live, point, moved, heat)
         point, heat = _cool(problem, moved, heat, best, index)
-    return best.solved(tolerance)
+    return best.minimiser(tolerance)
 
 
 def _cool(
-    problem: Rows, point: _Point, heat: Tensor, best: _Best, index: Tensor
+    problem: EstimationRows, point: _Point, heat: Tensor, best: _Best, index: Tensor
 ) -> tuple[_Point, Tensor]:
     """Take the reliability up wherever the problem is solved well enough, and note what is best."""
     while bool((heat > 1).any()):
@@ -231,16 +231,16 @@ def _cool(
             break
         heat = torch.where(ready, (heat / _HEATING).clamp_min(1), heat)
         best.stalled[:, index] = best.stalled[:, index].masked_fill(ready, 0)
-        point = _cooled(problem, point, heat, ready)
+        point = _reheat(problem, point, heat, ready)
         best.note(index, ready & (heat == 1), point)
     return point, heat
 
 
-def _cooled(problem: Rows, point: _Point, heat: Tensor, changed: Tensor) -> _Point:
+def _reheat(problem: EstimationRows, point: _Point, heat: Tensor, changed: Tensor) -> _Point:
     """The same weights at the reliability of the heat."""
     if not bool(changed.any()):
         return point
-    warm = problem.heated(heat)
+    warm = problem.at_heat(heat)
     point = _Point(warm, point.log_weights)
     point.compare(warm)
     return point
@@ -277,16 +277,16 @@ class _Best:
         self.log_weights[group, to] = point.log_weights[group, row]
         self.gap[group, to], self.scale[group, to] = point.gap[group, row], point.scale[group, row]
 
-    def solved(self, tolerance: float) -> Solved:
+    def minimiser(self, tolerance: float) -> Minimiser:
         status = torch.full_like(self.steps, int(Status.OK))
         enough = max(tolerance, _ENOUGH)  # rounding of the scores is what stays of the gap
         good = (self.gap <= enough * self.scale) & (self.gap <= max(tolerance, _MOST))
         status[~good] = int(Status.MAX_STEPS)
         status[~(self.gap + self.scale).isfinite()] = int(Status.NONFINITE)
-        return Solved(self.log_weights, self.gap, self.steps, status)
+        return Minimiser(self.log_weights, self.gap, self.steps, status)
 
 
-def _step(problem: Rows, point: _Point, live: Tensor) -> _Point:
+def _step(problem: EstimationRows, point: _Point, live: Tensor) -> _Point:
     """Along Newton's direction, halved where the objective does not fall."""
     direction = _direction(problem, point, live)
     slope = (point.weights * point.residual * direction).sum(-1)
@@ -306,19 +306,21 @@ def _step(problem: Rows, point: _Point, live: Tensor) -> _Point:
 # ---- Newton's direction
 
 
-def _direction(problem: Rows, point: _Point, live: Tensor) -> Tensor:
+def _direction(problem: EstimationRows, point: _Point, live: Tensor) -> Tensor:
     """dl, whose mean under the weights is zero. (g, m, n)"""
     residual = where(live.unsqueeze(-1), point.residual, 0.0)
     if problem.iterative:
         change = _by_gradients(problem, point.weights, residual, 1e-6)
         direction = residual - problem.reliability * problem.gram(change)
     else:  # dw would not do: reliability times its rounding may be larger than dl
-        direction = _turned(problem, point.weights, residual)
+        direction = _log_change(problem, point.weights, residual)
     direction = direction - (point.weights * direction).sum(-1, keepdim=True)
     return where(point.log_weights > -torch.inf, direction, 0.0)
 
 
-def newton_change(problem: Rows, weights: Tensor, residual: Tensor, loose: float) -> Tensor:
+def newton_change(
+    problem: EstimationRows, weights: Tensor, residual: Tensor, loose: float
+) -> Tensor:
     """dw with (1 / w + reliability G) dw = residual + a constant and sum dw = 0. (g, m, n)
 
     G: the products <t_i, t_j>.
@@ -326,18 +328,20 @@ def newton_change(problem: Rows, weights: Tensor, residual: Tensor, loose: float
     """
     if problem.iterative:
         return _by_gradients(problem, weights, residual, loose)
-    turned = _turned(problem, weights, residual)
-    return weights * (turned - (weights * turned).sum(-1, keepdim=True))
+    change = _log_change(problem, weights, residual)
+    return weights * (change - (weights * change).sum(-1, keepdim=True))
 
 
-def _turned(problem: Rows, weights: Tensor, residual: Tensor) -> Tensor:
+def _log_change(problem: EstimationRows, weights: Tensor, residual: Tensor) -> Tensor:
     """residual + <t, dlam>: dl up to a constant. (g, m, n)"""
     mean = (weights * residual).sum(-1, keepdim=True)
     right = -(weights * (residual - mean)) @ problem.templates
     return residual + _by_factor(problem, weights, right) @ problem.templates.mT
 
 
-def _by_gradients(problem: Rows, weights: Tensor, residual: Tensor, loose: float) -> Tensor:
+def _by_gradients(
+    problem: EstimationRows, weights: Tensor, residual: Tensor, loose: float
+) -> Tensor:
     """By conjugate gradients, in y = dw / sqrt(w), which is orthogonal to sqrt(w):
 
     (1 + reliability sqrt(w) G sqrt(w)) y = sqrt(w) residual.
@@ -354,11 +358,11 @@ def _by_gradients(problem: Rows, weights: Tensor, residual: Tensor, loose: float
     rest = across(root * residual)
     size = rest.square().sum(-1, keepdim=True)
     goal = size * size.clamp(min(1e-14, loose), loose)
-    found, search = torch.zeros_like(rest), rest
+    solution, search = torch.zeros_like(rest), rest
     for _ in range(2 * rest.shape[-1] + 20):
         seen = across(search + strength * problem.gram(root * search))
         length = size / where(size > 0, (search * seen).sum(-1, keepdim=True), 1.0)
-        found = found + length * search
+        solution = solution + length * search
         rest = rest - length * seen
         before, size = size, rest.square().sum(-1, keepdim=True)
         size = where(size > goal, size, 0.0)  # rows that are done stand still
@@ -366,10 +370,10 @@ def _by_gradients(problem: Rows, weights: Tensor, residual: Tensor, loose: float
             break
         search = rest + size / where(before > 0, before, 1.0) * search
         search = where(size > 0, search, 0.0)
-    return root * found
+    return root * solution
 
 
-def _by_factor(problem: Rows, weights: Tensor, right: Tensor) -> Tensor:
+def _by_factor(problem: EstimationRows, weights: Tensor, right: Tensor) -> Tensor:
     """(I / reliability + Cov_w t)^-1 right. (g, m, k)"""
     reliability = problem.reliability
     mean = weights @ problem.templates
@@ -377,9 +381,9 @@ def _by_factor(problem: Rows, weights: Tensor, right: Tensor) -> Tensor:
     scaled = centred * (weights * reliability).unsqueeze(-1)
     matrix = centred.mT @ scaled
     matrix.diagonal(dim1=-2, dim2=-1).add_(1)
-    made = torch.linalg.cholesky_ex(matrix)
-    if bool((made.info != 0).any()):  # what rounding may have taken away is given back
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if bool((info != 0).any()):  # what rounding may have taken away is given back
         diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-        diagonal += where((made.info != 0).unsqueeze(-1), 1e-15 * diagonal, 0.0).sum(-1, True)
-        made = torch.linalg.cholesky_ex(matrix)
-    return torch.cholesky_solve((right * reliability).unsqueeze(-1), made.L).squeeze(-1)
+        diagonal += where((info != 0).unsqueeze(-1), 1e-15 * diagonal, 0.0).sum(-1, True)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+    return torch.cholesky_solve((right * reliability).unsqueeze(-1), factor).squeeze(-1)

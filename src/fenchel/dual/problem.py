@@ -49,7 +49,7 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class EstimationProblem:
     """In float64, templates about a centre that the rows of a group share.
 
     templates (g, n, d), preference (g, m, n) summing to one, evidence (g, m, d), target (g, m, d)
@@ -78,7 +78,7 @@ def make_problem(
     evidence: Tensor,
     reliability: float | Tensor,
     mask: Tensor | None,
-) -> Problem:
+) -> EstimationProblem:
     """preference None: the same for every template."""
     check_operands(templates, preference, evidence, mask)
     dtype = torch.promote_types(templates.dtype, evidence.dtype)
@@ -86,7 +86,7 @@ def make_problem(
         preference = templates.new_ones(templates.shape[-2])
     dtype = torch.promote_types(dtype, preference.dtype)
     inner = certificate_dtype(templates.device)
-    reliability = checked_reliability(reliability, "reliability", evidence).to(inner)
+    reliability = read_positive(reliability, "reliability", evidence).to(inner)
     if mask is not None:
         broadcast(
             mask=mask.shape[:-1],
@@ -95,7 +95,7 @@ def make_problem(
             evidence=evidence.shape[:-1],
         )
         preference = where(mask, preference, 0.0)
-        templates = cleaned(templates, mask)
+        templates = clear_unused(templates, mask)
     check_finite(templates, preference, evidence)
     templates, preference, evidence = (x.to(inner) for x in (templates, preference, evidence))
     batch = broadcast(
@@ -104,16 +104,18 @@ def make_problem(
         evidence=evidence.shape[:-1],
         reliability=reliability.shape,
     )
-    templates = shared_templates(templates, batch)
+    templates = drop_copies(templates, batch)
     layout = Layout.of(templates, batch)
-    grouped = layout_groups(templates, layout)
-    preference, empty = normalised(layout.pack(preference, 1))
+    grouped = group_templates(templates, layout)
+    preference, empty = normalise(layout.pack(preference, 1))
     centre = _centre(grouped, preference)
     about = grouped - centre
     packed = layout.pack(evidence, 1)
     target = preference @ about + packed
     strength = layout.pack(reliability, 0).unsqueeze(-1)
-    return Problem(about, preference, packed, target, strength, centre, empty, layout, dtype)
+    return EstimationProblem(
+        about, preference, packed, target, strength, centre, empty, layout, dtype
+    )
 
 
 def broadcast(**shapes: torch.Size) -> torch.Size:
@@ -126,7 +128,7 @@ def broadcast(**shapes: torch.Size) -> torch.Size:
     return batch
 
 
-def cleaned(templates: Tensor, mask: Tensor) -> Tensor:
+def clear_unused(templates: Tensor, mask: Tensor) -> Tensor:
     """Templates that no row may use hold anything: zero instead."""
     lead = templates.dim() - 2
     used = mask.reshape(*(1,) * (lead + 1 - mask.dim()), *mask.shape)
@@ -138,7 +140,7 @@ def cleaned(templates: Tensor, mask: Tensor) -> Tensor:
     return where(used.unsqueeze(-1), templates, 0.0)
 
 
-def shared_templates(templates: Tensor, batch: torch.Size) -> Tensor:
+def drop_copies(templates: Tensor, batch: torch.Size) -> Tensor:
     """(*batch, n, d) with size 1 where the same templates serve many rows, expanded or not."""
     missing = len(batch) + 2 - templates.dim()
     templates = templates.reshape(*(1,) * missing, *templates.shape)
@@ -148,14 +150,14 @@ def shared_templates(templates: Tensor, batch: torch.Size) -> Tensor:
     return templates
 
 
-def layout_groups(templates: Tensor, layout: Layout) -> Tensor:
+def group_templates(templates: Tensor, layout: Layout) -> Tensor:
     """(g, n, d)"""
     ends = (len(layout.batch), len(layout.batch) + 1)
     moved = templates.permute((*layout.groups, *layout.rows, *ends))
     return moved.reshape(layout.count(layout.groups), *templates.shape[-2:])
 
 
-def normalised(preference: Tensor) -> tuple[Tensor, Tensor]:
+def normalise(preference: Tensor) -> tuple[Tensor, Tensor]:
     """Summing to one; empty rows get an even preference, whose results are dropped."""
     top = preference.detach().amax(-1, keepdim=True)
     empty = ~(top > 0)
@@ -177,21 +179,21 @@ def _centre(templates: Tensor, preference: Tensor) -> Tensor:
     return first + weights.unsqueeze(1) @ (values - first)
 
 
-def checked_reliability(value: float | Tensor, name: str, like: Tensor) -> Tensor:
+def read_positive(value: float | Tensor, name: str, like: Tensor) -> Tensor:
     """A positive number, or one for each row."""
     if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
     inner = certificate_dtype(like.device)
-    made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=inner)
-    made = made.to(like.device)
-    if not made.is_floating_point():
-        made = made.to(inner)
-    values = made.detach()
+    tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=inner)
+    tensor = tensor.to(like.device)
+    if not tensor.is_floating_point():
+        tensor = tensor.to(inner)
+    values = tensor.detach()
     if has(~((values > 0) & values.isfinite())):
         shown = _first_unfit(values)
         kind = ValueError if math.isfinite(shown) else NonFiniteError
         raise kind(f"{name} must be finite and > 0, got {shown:g}")
-    return made
+    return tensor
 
 
 def _first_unfit(values: Tensor) -> float:

@@ -14,6 +14,7 @@ they have any of their own or not.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from fenchel._solution import Status
 from fenchel.continuous import matrices
 from fenchel.dual.result import Estimate, Unrounded
 from fenchel.dual.transport_attention import dot_product_transport
-from fenchel.dual.transport_newton import ENOUGH, MOST, Rows, maximise
+from fenchel.dual.transport_newton import ENOUGH, MOST, Maximiser, TransportRows, maximise
 from fenchel.dual.transport_problem import TransportProblem, make_transport
 
 __all__ = [
@@ -101,13 +102,13 @@ def transport(
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
     problem = make_transport(templates, preference, cost, evidence, reliability, gamma, mask)
-    prior = tilted(_operands(problem), torch.zeros_like(problem.evidence))[0]
+    prior = sum_plan(_operands(problem), torch.zeros_like(problem.evidence))[0]
     target = prior @ problem.templates + problem.evidence
     operands = (*_operands(problem), target, problem.strength)
-    found = _maximise(*(x.detach() for x in operands), tolerance, max_steps)
-    found = _without_evidence(problem, found)
-    v = attach(found[0], _linearise, *operands)
-    return _assemble(problem, prior, target, v, (found[2], found[3], tolerance))
+    best = Maximiser(*_maximise(*(x.detach() for x in operands), tolerance, max_steps))
+    best = _keep_true_preference(problem, best)
+    v = attach(best.v, _linearise, *operands)
+    return _assemble(problem, prior, target, v, (best.steps, best.status, tolerance))
 
 
 def transport_first_order(
@@ -126,17 +127,16 @@ def transport_first_order(
     dot-product cost it is an average of attentions: `dot_product_transport`.
     """
     problem = make_transport(templates, preference, cost, evidence, reliability, gamma, mask)
-    prior = tilted(_operands(problem), torch.zeros_like(problem.evidence))[0]
+    prior = sum_plan(_operands(problem), torch.zeros_like(problem.evidence))[0]
     target = prior @ problem.templates + problem.evidence
     return _assemble(problem, prior, target, problem.strength * problem.evidence)  # D-E22
 
 
-def _without_evidence(problem: TransportProblem, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _keep_true_preference(problem: TransportProblem, best: Maximiser) -> Maximiser:
     """Without evidence the true preference is the answer: no rounding of a search."""
-    v, gap, steps, status = found
     asked = (problem.evidence.detach() != 0).any(-1)
-    steps = torch.where(asked, steps, torch.zeros_like(steps))
-    return where(asked.unsqueeze(-1), v, 0.0), gap, steps, status
+    steps = torch.where(asked, best.steps, torch.zeros_like(best.steps))
+    return replace(best, v=where(asked.unsqueeze(-1), best.v, 0.0), steps=steps)
 
 
 def true_preference(
@@ -158,7 +158,7 @@ def true_preference(
     """
     nothing = templates.new_zeros(templates.shape[-1:])
     problem = make_transport(templates, preference, cost, nothing, 1.0, gamma, mask)
-    weights = tilted(_operands(problem), torch.zeros_like(problem.evidence))[0]
+    weights = sum_plan(_operands(problem), torch.zeros_like(problem.evidence))[0]
     mean = weights @ problem.templates + problem.centre
     return TruePreference(
         problem.out(weights).to(problem.dtype), problem.out(mean).to(problem.dtype)
@@ -180,7 +180,7 @@ def _assemble(
 
     exact: steps and status (g, m), and the tolerance of the gap.
     """
-    weights, potential = tilted(_operands(problem), v)
+    weights, potential = sum_plan(_operands(problem), v)
     gamma, strength = problem.gamma.squeeze(-1), problem.strength
     mean = weights @ problem.templates
     apart = target - mean
@@ -236,14 +236,14 @@ def _unrounded(
 # ---- the plan of a multiplier
 
 
-def tilted(operands: _Operands, v: Tensor) -> tuple[Tensor, Tensor]:
+def sum_plan(operands: _Operands, v: Tensor) -> tuple[Tensor, Tensor]:
     """Row sums of the plan (g, m, N) and sum_j u_j LSE_j (g, m)."""
     templates, preference, logits, shifts = operands
     groups, rows, columns = preference.shape
     some = columns
     if not torch.is_grad_enabled():
         some = max(1, _ENTRIES // max(1, groups * rows * templates.shape[1]))
-    problem = Rows(templates, preference, logits, shifts, v, v)
+    problem = TransportRows(templates, preference, logits, shifts, v, v)
     weights, potential = v.new_zeros(()), v.new_zeros(())
     for start in range(0, columns, some):
         share = preference[..., start : start + some]
@@ -253,14 +253,14 @@ def tilted(operands: _Operands, v: Tensor) -> tuple[Tensor, Tensor]:
     return weights, potential
 
 
-def curvature_solve(operands: _Operands, strength: Tensor, v: Tensor, right: Tensor) -> Tensor:
+def solve_curvature(operands: _Operands, strength: Tensor, v: Tensor, right: Tensor) -> Tensor:
     """(I / strength + sum_j u_j Cov_j)^-1 right, differentiable. (g, m, d)
 
     With S = diag(p) - sum_j u_j q_j q_j', q_j the weights of column j, the sum is T' S T.
     """
     templates, preference, logits, shifts = operands
     n, d = templates.shape[-2:]
-    scores = Rows(templates, preference, logits, shifts, v, v).scores(v, slice(None))
+    scores = TransportRows(templates, preference, logits, shifts, v, v).scores(v, slice(None))
     plan, share = scores.softmax(-1), preference.unsqueeze(-1)  # (g, m, n, N), (g, m, n, 1)
     weights = (share.mT @ plan).mT  # (g, m, N, 1)
     across = templates.unsqueeze(1)  # (g, 1, N, d)
@@ -287,8 +287,8 @@ def _linearise(
 ) -> tuple[Tensor, Solve]:
     """target - h(v) - v / strength, (g, m, d), whose negative slope is the curvature."""
     operands = (templates, preference, logits, shifts)
-    residual = target - tilted(operands, v)[0] @ templates - v / strength
-    return residual, partial(curvature_solve, operands, strength, v)
+    residual = target - sum_plan(operands, v)[0] @ templates - v / strength
+    return residual, partial(solve_curvature, operands, strength, v)
 
 
 # ---- numbers
@@ -317,15 +317,16 @@ def _maximise(
     if n < d:  # in the templates' own coordinates
         axes, lower = torch.linalg.qr(templates.mT)  # (g, d, n), (g, n, n)
         templates, target, shifts = lower.mT, target @ axes, shifts @ axes.unsqueeze(1)
-    found = maximise(
-        Rows(templates, preference, logits, shifts, target, strength), tolerance, max_steps
+    best = maximise(
+        TransportRows(templates, preference, logits, shifts, target, strength), tolerance, max_steps
     )
-    v = found.v
+    v = best.v
     if axes is not None:  # beside them the mean is zero, so that v = strength target
         v = v @ axes.mT + strength * (whole - target @ axes.mT)
-    made = (v, found.gap, found.steps, found.status)
-    first, second, third, fourth = (x.reshape(*lead, *x.shape[1:]).clone() for x in made)
-    return first, second, third, fourth
+    v, gap, steps, status = (
+        x.reshape(*lead, *x.shape[1:]).clone() for x in (v, best.gap, best.steps, best.status)
+    )
+    return v, gap, steps, status
 
 
 @_maximise.register_fake

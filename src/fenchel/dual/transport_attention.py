@@ -21,11 +21,11 @@ from fenchel.dual.problem import (
     Layout,
     check_finite,
     check_operands,
-    checked_reliability,
-    cleaned,
-    layout_groups,
-    normalised,
-    shared_templates,
+    clear_unused,
+    drop_copies,
+    group_templates,
+    normalise,
+    read_positive,
 )
 from fenchel.dual.transport_problem import broadcast_batch, spread
 
@@ -65,17 +65,17 @@ def dot_product_transport(
         check_tensor(values, "values")
         dtype = torch.promote_types(dtype, values.dtype)
     inner = compute_dtype(dtype)
-    reliability = checked_reliability(reliability, "reliability", evidence).to(inner)
-    gamma = checked_reliability(gamma, "gamma", evidence).to(inner)
+    reliability = read_positive(reliability, "reliability", evidence).to(inner)
+    gamma = read_positive(gamma, "gamma", evidence).to(inner)
     batch = broadcast_batch(templates, preference, None, evidence, reliability, gamma, mask)
     if mask is not None:
-        preference, templates = where(mask, preference, 0.0), cleaned(templates, mask)
+        preference, templates = where(mask, preference, 0.0), clear_unused(templates, mask)
     check_finite(templates, preference, evidence)
-    templates = shared_templates(templates.to(inner), batch)
+    templates = drop_copies(templates.to(inner), batch)
     layout = Layout.of(templates, batch)
-    keys = layout_groups(templates, layout)  # (g, N, d)
-    held = None if values is None else _held(values.to(inner), keys, layout)
-    shares, empty = normalised(layout.pack(preference.to(inner), 1))
+    keys = group_templates(templates, layout)  # (g, N, d)
+    held = None if values is None else _group_values(values.to(inner), keys, layout)
+    shares, empty = normalise(layout.pack(preference.to(inner), 1))
     moved = reliability.unsqueeze(-1) * evidence.to(inner)
     moved = layout.pack(moved.expand(*batch, -1), 1)  # (g, m, d)
     heat = layout.pack(gamma, 0).unsqueeze(-1)
@@ -84,7 +84,7 @@ def dot_product_transport(
     return layout.unpack(where(~empty.unsqueeze(-1), mean, 0.0)).to(dtype)
 
 
-def _held(values: Tensor, keys: Tensor, layout: Layout) -> Tensor:
+def _group_values(values: Tensor, keys: Tensor, layout: Layout) -> Tensor:
     """(..., N, e) -> (g, N, e)"""
     if values.dim() < 2 or values.shape[-2] != keys.shape[1]:
         raise ValueError(
@@ -130,7 +130,7 @@ def _average(
         # rows in the place of heads, (g, m', N, d), which all see the same keys
         key, value = (x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (about, held))
         with full_precision(query):
-            found = attention(query, key, value, attn_mask=allowed, scale=1.0)
-            parts.append((shares[:, part].unsqueeze(2) @ found).squeeze(2))
+            outputs = attention(query, key, value, attn_mask=allowed, scale=1.0)
+            parts.append((shares[:, part].unsqueeze(2) @ outputs).squeeze(2))
     mean = torch.cat(parts, 1)
     return mean + centre if values is None else mean

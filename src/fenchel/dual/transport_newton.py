@@ -44,7 +44,7 @@ _PATIENCE = 6  # steps without progress: rounding is all that is left
 
 
 @dataclass(frozen=True)
-class Rows:
+class TransportRows:
     """Problems that share templates, m rows for each of g groups.
 
     templates (g, N, k), preference (g, m, n), logits (g, m|1, n|1, N), shifts (g, m|1, n|1, k),
@@ -65,26 +65,27 @@ class Rows:
         moved = v.unsqueeze(2) + shifts
         return moved @ self.templates.mT.unsqueeze(1) + logits
 
-    def part(self, groups: slice, rows: slice) -> Rows:
+    def part(self, groups: slice, rows: slice) -> TransportRows:
         def cut(x: Tensor) -> Tensor:
             return x[groups] if x.shape[1] == 1 else x[groups, rows]
 
-        own = (self.preference, self.logits, self.shifts, self.target, self.strength)
-        return Rows(self.templates[groups], *(cut(x) for x in own))
+        return TransportRows(self.templates[groups], *(cut(x) for x in self._by_row()))
 
-    def only(self, index: Tensor) -> Rows:
+    def only(self, index: Tensor) -> TransportRows:
         """These of the g m rows, each as a group of its own."""
         group, row = index // self.preference.shape[1], index % self.preference.shape[1]
 
         def pick(x: Tensor) -> Tensor:
             return (x[group, 0] if x.shape[1] == 1 else x[group, row]).unsqueeze(1)
 
-        own = (self.preference, self.logits, self.shifts, self.target, self.strength)
-        return Rows(self.templates[group], *(pick(x) for x in own))
+        return TransportRows(self.templates[group], *(pick(x) for x in self._by_row()))
+
+    def _by_row(self) -> tuple[Tensor, ...]:
+        return self.preference, self.logits, self.shifts, self.target, self.strength
 
 
 @dataclass(frozen=True)
-class Solved:
+class Maximiser:
     """v (g, m, k); gap, steps and status (g, m)."""
 
     v: Tensor
@@ -93,21 +94,22 @@ class Solved:
     status: Tensor
 
 
-def maximise(problem: Rows, tolerance: float, max_steps: int) -> Solved:
+def maximise(problem: TransportRows, tolerance: float, max_steps: int) -> Maximiser:
     """In parts of bounded memory, each to its own last step."""
-    found = [_maximise(part, tolerance, max_steps) for part in _parts(problem)]
+    pieces = [_maximise(part, tolerance, max_steps) for part in _split(problem)]
     lead = problem.preference.shape[:2]
-    if not found:
+    if not pieces:
         gap = problem.strength.new_empty(lead)
         whole = torch.empty_like(gap, dtype=torch.int64)
-        return Solved(torch.empty_like(problem.target), gap, whole, whole.clone())
-    made = (
-        torch.cat([getattr(one, f.name).flatten(0, 1) for one in found]) for f in fields(Solved)
+        return Maximiser(torch.empty_like(problem.target), gap, whole, whole.clone())
+    columns = (
+        torch.cat([getattr(piece, f.name).flatten(0, 1) for piece in pieces])
+        for f in fields(Maximiser)
     )
-    return Solved(*(x.reshape(*lead, *x.shape[1:]) for x in made))
+    return Maximiser(*(x.reshape(*lead, *x.shape[1:]) for x in columns))
 
 
-def _parts(problem: Rows) -> Iterator[Rows]:
+def _split(problem: TransportRows) -> Iterator[TransportRows]:
     """Some groups with all their rows, or some rows of one group."""
     groups, rows, columns = problem.preference.shape
     room = max(1, _CACHED // (columns * problem.templates.shape[1]))
@@ -120,7 +122,7 @@ def _parts(problem: Rows) -> Iterator[Rows]:
 class _Point:
     """The plan of v with gamma c times as large, and all that follows from it."""
 
-    def __init__(self, problem: Rows, v: Tensor, heat: Tensor) -> None:
+    def __init__(self, problem: TransportRows, v: Tensor, heat: Tensor) -> None:
         self.v, self.heat = v, heat
         weights, second, potential = _sums(problem, v, heat)
         templates, strength, target = problem.templates, problem.strength, problem.target
@@ -141,7 +143,7 @@ class _Point:
             setattr(self, name, value.flatten(0, 1)[index].unsqueeze(1))
 
 
-def _sums(problem: Rows, v: Tensor, heat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sums(problem: TransportRows, v: Tensor, heat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Row sums of the plan, sum_j u_j m_j m_j' and heat sum_j u_j LSE_j, some columns at a time."""
     templates, preference = problem.templates, problem.preference
     groups, rows, columns = preference.shape
@@ -162,18 +164,18 @@ def _sums(problem: Rows, v: Tensor, heat: Tensor) -> tuple[Tensor, Tensor, Tenso
     return weights, second, potential
 
 
-def _maximise(problem: Rows, tolerance: float, max_steps: int) -> Solved:
+def _maximise(problem: TransportRows, tolerance: float, max_steps: int) -> Maximiser:
     run = _Run(problem, tolerance)
     for _ in range(max_steps):
         if not run.step():
             break
-    return run.solved(problem)
+    return run.maximiser(problem)
 
 
 class _Run:
-    """Rows on their way; `index` says which of the first rows are still here."""
+    """TransportRows on their way; `index` says which of the first rows are still here."""
 
-    def __init__(self, problem: Rows, tolerance: float) -> None:
+    def __init__(self, problem: TransportRows, tolerance: float) -> None:
         self.problem, self.tolerance = problem, tolerance
         size = problem.templates.square().sum(-1).amax(-1)[:, None]  # (g, 1)
         heat = (problem.strength.squeeze(-1) * size / _EASY).clamp_min(1)
@@ -244,7 +246,7 @@ class _Run:
         unsolved = self.best_gap[self.index] == torch.inf  # v as it is, should this be the end
         self.best[self.index[unsolved]] = v[unsolved]
 
-    def solved(self, problem: Rows) -> Solved:
+    def maximiser(self, problem: TransportRows) -> Maximiser:
         """The best v, with the gap that it really has."""
         point = _Point(
             problem, self.best.view_as(problem.target), torch.ones_like(problem.strength[..., 0])
@@ -255,10 +257,10 @@ class _Run:
         good = (point.gap <= enough * point.scale) & (point.gap <= max(self.tolerance, MOST))
         status[~good] = int(Status.MAX_STEPS)
         status[~point.gap.isfinite()] = int(Status.NONFINITE)
-        return Solved(point.v, point.gap, steps, status)
+        return Maximiser(point.v, point.gap, steps, status)
 
 
-def _line(problem: Rows, point: _Point, live: Tensor) -> _Point:
+def _line(problem: TransportRows, point: _Point, live: Tensor) -> _Point:
     """Along Newton's direction, to where the dual has risen and its slope has fallen."""
     direction = where(live.unsqueeze(-1), _direction(problem, point), 0.0)
     slope = (point.off * direction).sum(-1)
@@ -285,7 +287,7 @@ def _line(problem: Rows, point: _Point, live: Tensor) -> _Point:
     return moved
 
 
-def _direction(problem: Rows, point: _Point) -> Tensor:
+def _direction(problem: TransportRows, point: _Point) -> Tensor:
     """(I / r + C)^-1 off. (g, m, k)
 
     C is a difference: what rounding may have taken away is given back, so that a factor exists. A
@@ -295,7 +297,7 @@ def _direction(problem: Rows, point: _Point) -> Tensor:
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     diagonal += 1 + 1e-15 * diagonal.abs().sum(-1, keepdim=True)
     right = problem.strength * point.off
-    made = torch.linalg.cholesky_ex(matrix)
-    found = torch.cholesky_solve(right.unsqueeze(-1), made.L).squeeze(-1)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    solution = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
     plain = right / diagonal.abs().sum(-1, keepdim=True)
-    return torch.where((made.info == 0).unsqueeze(-1), found, plain)
+    return torch.where((info == 0).unsqueeze(-1), solution, plain)

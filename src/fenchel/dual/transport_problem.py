@@ -21,11 +21,11 @@ from fenchel.dual.problem import (
     Layout,
     check_finite,
     check_operands,
-    checked_reliability,
-    cleaned,
-    layout_groups,
-    normalised,
-    shared_templates,
+    clear_unused,
+    drop_copies,
+    group_templates,
+    normalise,
+    read_positive,
 )
 
 _BELOW = 1e-6  # of the largest cost, below zero: what rounding leaves of a distance
@@ -72,23 +72,23 @@ def make_transport(
 ) -> TransportProblem:
     """preference None: even. cost None: minus the dot products of the templates."""
     check_operands(templates, None, evidence, mask)
-    preference = _checked_preference(templates, preference, cost)
+    preference = _read_preference(templates, preference, cost)
     dtype = templates.dtype
     for x in (preference, evidence) if cost is None else (preference, evidence, cost):
         dtype = torch.promote_types(dtype, x.dtype)
     inner = certificate_dtype(templates.device)
-    reliability = checked_reliability(reliability, "reliability", evidence).to(inner)
-    gamma = checked_reliability(gamma, "gamma", evidence).to(inner)
+    reliability = read_positive(reliability, "reliability", evidence).to(inner)
+    gamma = read_positive(gamma, "gamma", evidence).to(inner)
     batch = broadcast_batch(templates, preference, cost, evidence, reliability, gamma, mask)
     if mask is not None:
-        templates = cleaned(templates, mask)
+        templates = clear_unused(templates, mask)
         if preference.shape[-1] == mask.shape[-1]:  # the columns are the templates
             preference = where(mask, preference, 0.0)
     check_finite(templates, preference, evidence)
-    templates = shared_templates(templates.to(inner), batch)
+    templates = drop_copies(templates.to(inner), batch)
     layout = Layout.of(templates, batch)
-    grouped = layout_groups(templates, layout)
-    weights, empty = normalised(layout.pack(preference.to(inner), 1))
+    grouped = group_templates(templates, layout)
+    weights, empty = normalise(layout.pack(preference.to(inner), 1))
     seen = None if mask is None else spread(mask.unsqueeze(-2), layout)  # (g, m|1, 1, N)
     if seen is not None:
         empty = empty | ~seen.any(-1).squeeze(-1)
@@ -123,11 +123,11 @@ def make_transport(
 
 def spread(x: Tensor, layout: Layout) -> Tensor:
     """(..., a, b) -> (g, m, a, b), or (g, 1, a, b) where all rows of a group share it."""
-    x = shared_templates(x, layout.batch)
+    x = drop_copies(x, layout.batch)
     if all(x.shape[axis] == 1 for axis in layout.rows):
         sizes = [1 if axis in layout.rows else size for axis, size in enumerate(layout.batch)]
         x = x.expand(*sizes, *x.shape[-2:])
-        return layout_groups(x, layout).unsqueeze(1)
+        return group_templates(x, layout).unsqueeze(1)
     return layout.pack(x, 2)
 
 
@@ -164,7 +164,7 @@ def _logits(
     if has(stuck):
         column = int(stuck.nonzero()[0, -1])
         masked = has(stuck & (whole.detach() < torch.inf).any(-1))
-        raise ValueError(_nowhere(column, masked))
+        raise ValueError(_dead_column(column, masked))
     least = values.amin(-1, keepdim=True)
     least = where(least < torch.inf, least, 0.0)
     return where(finite, (least - where(finite, price, 0.0)) / gamma, -torch.inf), least
@@ -185,7 +185,7 @@ def _check_cost(values: Tensor, eps: float) -> None:
         )
 
 
-def _nowhere(column: int, masked: bool) -> str:
+def _dead_column(column: int, masked: bool) -> str:
     if masked:
         return (
             f"mask takes out every template that column {column} of the cost may go to, but leaves "
@@ -197,9 +197,7 @@ def _nowhere(column: int, masked: bool) -> str:
     )
 
 
-def _checked_preference(
-    templates: Tensor, preference: Tensor | None, cost: Tensor | None
-) -> Tensor:
+def _read_preference(templates: Tensor, preference: Tensor | None, cost: Tensor | None) -> Tensor:
     count = templates.shape[-2]
     columns = count
     if cost is not None:

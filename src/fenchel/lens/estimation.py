@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fenchel._numerics import where
 from fenchel._solution import Status
-from fenchel.dual.problem import checked_reliability
+from fenchel.dual.problem import read_positive
 from fenchel.lens.deviations import MEASURES, PADDING, Deviations
 from fenchel.lens.inputs import Batch
 from fenchel.lens.problems import LayerProblem, check_scaling, layer_problems
@@ -54,7 +54,7 @@ def deviation(
     """
     found = attentions(model, attention)  # CLAIMS D-Fig4 to D-Fig8
     factor = check_scaling(scaling, found[0])
-    reliability = float(checked_reliability(reliability, "reliability", torch.empty(())))
+    reliability = float(read_positive(reliability, "reliability", torch.empty(())))
     batch = Batch.of(model, inputs, attention)
     real = batch.real
     shape = (len(found), len(real), found[0].heads, real.shape[1])

@@ -214,8 +214,11 @@ def _quadratic(p: Tensor, apart: Tensor, empty: Tensor) -> tuple[Tensor, Tensor,
     even = curvature / sizes
     factor, info = torch.linalg.cholesky_ex(even)
     lost = (info != 0) | ~(factor.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
-    factor = torch.where(lost[..., None, None], torch.eye(*even.shape[-2:]).to(even), factor)
-    return slope, about, torch.cholesky_inverse(factor) / sizes, lost
+    eye = torch.eye(*even.shape[-2:]).to(even)
+    factor = torch.where(lost[..., None, None], eye, factor)
+    # Not cholesky_inverse, whose third derivative is wrong in forward mode.
+    inverse = torch.cholesky_solve(eye.expand_as(factor), factor)
+    return slope, about, inverse / sizes, lost
 
 
 def _minimise(problem: _Problem, max_steps: int) -> tuple[Tensor, Tensor, Tensor]:

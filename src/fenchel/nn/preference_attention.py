@@ -25,7 +25,7 @@ from fenchel._numerics import (
     where,
 )
 from fenchel.dual import Estimate
-from fenchel.dual.problem import checked_reliability
+from fenchel.dual.problem import read_positive
 from fenchel.nn.masks import lay_out_attn_mask, lay_out_padding, merge_masks
 from fenchel.nn.preferences import (
     LogPreference,
@@ -290,7 +290,7 @@ class PreferenceAttention(Module):  # CLAIMS D-E16 to D-E19, D-Fig4
                 f"reliability must return (head, 1) = {(shape[1], 1)}, or (batch, head, query) = "
                 f"{tuple(shape)} with axes full or 1, got shape {tuple(strength.shape)}"
             )
-        return checked_reliability(strength, "reliability", strength)
+        return read_positive(strength, "reliability", strength)
 
     def _attend(self, heads: _Heads) -> Tensor:
         """To first order, without the weights. (batch, head, query, head_dim)"""

@@ -1,4 +1,4 @@
-"""Three readings of the estimation problem.
+"""What the reliability means: a radius around the target, or the noise of the evidence.
 
 Maximum entropy on the mean: KL(p, u) is smallest among the p whose mean is within a radius of the
 target. It is the estimate whose reliability makes |lam| / reliability that radius; the papers'
@@ -21,13 +21,13 @@ from torch import Tensor
 from fenchel._implicit import Solve, attach
 from fenchel._numerics import where
 from fenchel._solution import Status
-from fenchel.dual.estimate import curvature_solve, estimate
+from fenchel.dual.estimate import estimate, solve_curvature
 from fenchel.dual.problem import (
-    Problem,
+    EstimationProblem,
     broadcast,
     check_operands,
-    checked_reliability,
     make_problem,
+    read_positive,
 )
 from fenchel.dual.result import Estimate
 
@@ -50,7 +50,7 @@ class WithinRadius(NamedTuple):
 
 
 def reliability_of(noise: float | Tensor, strength: float | Tensor = 1.0) -> float | Tensor:
-    """1 / (strength noise^2), with which `estimate` gives two other readings of the problem.
+    """1 / (strength noise^2), with which `estimate` has two other meanings.
 
     Penalised likelihood: the evidence is the true shift of the mean plus Gaussian noise, whose
     standard deviation in every coordinate is `noise`, and `strength` is the factor of the penalty:
@@ -62,7 +62,7 @@ def reliability_of(noise: float | Tensor, strength: float | Tensor = 1.0) -> flo
     4.0
     """
     for name, value in (("noise", noise), ("strength", strength)):
-        checked_reliability(value, name, torch.empty(()))
+        read_positive(value, name, torch.empty(()))
     return 1 / (strength * noise**2)
 
 
@@ -87,35 +87,35 @@ def within_radius(
     any room. Derivatives follow the reliability in solved rows; in the others it is a constant.
 
     >>> templates = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    >>> found = within_radius(templates, None, torch.tensor([0.4], dtype=torch.float64), 0.1)
-    >>> round(float(found.estimate.mean), 12)
+    >>> nearest = within_radius(templates, None, torch.tensor([0.4], dtype=torch.float64), 0.1)
+    >>> round(float(nearest.estimate.mean), 12)
     0.8
     """
     check_operands(templates, preference, evidence, mask)
-    goal = checked_reliability(radius, "radius", evidence).to(torch.float64)
+    goal = read_positive(radius, "radius", evidence).to(torch.float64)
     named = {"evidence": evidence, "preference": preference, "mask": mask}
     shapes = {name: x.shape[:-1] for name, x in named.items() if x is not None}
     batch = broadcast(templates=templates.shape[:-2], radius=goal.shape, **shapes)
     problem = _Problem(templates, preference, evidence, goal.expand(batch), mask)
     with torch.no_grad():
-        found = _search(problem)
-    settled = found.free | found.infeasible | found.unreached
+        end = _search(problem)
+    settled = end.free | end.infeasible | end.unreached
     linearise = partial(_linearise, mask, settled)
     operands = (templates, preference, evidence, problem.goal)
-    strength = attach(found.log_reliability, linearise, *operands).exp()
-    asked = where(~found.free.unsqueeze(-1), evidence.expand(*batch, -1), 0.0)
-    made = estimate(templates, preference, asked, strength, mask=mask)
-    status = made.status
-    for rows, code in ((found.infeasible, Status.INFEASIBLE), (found.unreached, Status.MAX_STEPS)):
+    strength = attach(end.log_reliability, linearise, *operands).exp()
+    asked = where(~end.free.unsqueeze(-1), evidence.expand(*batch, -1), 0.0)
+    nearest = estimate(templates, preference, asked, strength, mask=mask)
+    status = nearest.status
+    for rows, code in ((end.infeasible, Status.INFEASIBLE), (end.unreached, Status.MAX_STEPS)):
         status = torch.where(rows, torch.full_like(status, int(code)), status)
-    made = replace(made, status=status)
-    return WithinRadius(made, where(~found.free, strength, 0.0), _divergence(problem, made))
+    nearest = replace(nearest, status=status)
+    return WithinRadius(nearest, where(~end.free, strength, 0.0), _divergence(problem, nearest))
 
 
-def _divergence(problem: _Problem, made: Estimate) -> Tensor:
+def _divergence(problem: _Problem, nearest: Estimate) -> Tensor:
     """KL(weights, preference), from the weights: the objective's other term may be far larger."""
-    assert made.weights is not None
-    weights = made.weights.to(torch.float64)
+    assert nearest.weights is not None
+    weights = nearest.weights.to(torch.float64)
     ones = torch.ones_like(weights)
     share = ones if problem.preference is None else problem.preference.to(torch.float64) * ones
     if problem.mask is not None:
@@ -152,7 +152,7 @@ class _Step(NamedTuple):
     noise: Tensor
 
 
-class _Found(NamedTuple):
+class _SearchEnd(NamedTuple):
     """log reliability; rows that the radius does not bind, cannot, or may: rounding hides it."""
 
     log_reliability: Tensor
@@ -189,18 +189,18 @@ class _Problem(NamedTuple):
         apart = problem.layout.pack(solved.multiplier, 1) / problem.reliability
         assert solved.weights is not None
         weights = problem.layout.pack(solved.weights, 1)
-        turned = curvature_solve(problem.templates, weights, problem.reliability, apart)
+        turned = solve_curvature(problem.templates, weights, problem.reliability, apart)
         square = apart.square().sum(-1)
         open_ = ~problem.layout.pack(settled, 0) & (square.detach() > 0)
         square = where(open_, square, 1.0)
         rate = (apart * turned).sum(-1) / (square * problem.reliability.squeeze(-1))
         rate = where(open_ & (rate.detach() < 1), rate, 0.0)
         off = 0.5 * square.log() - where(open_, problem.layout.pack(self.goal, 0), 1.0).log()
-        made = (off, 1 - rate, *_plane(problem, apart.detach()))
-        return _Step(*(problem.layout.unpack(x) for x in made))
+        step = (off, 1 - rate, *_plane(problem, apart.detach()))
+        return _Step(*(problem.layout.unpack(x) for x in step))
 
 
-def _plane(problem: Problem, apart: Tensor) -> tuple[Tensor, Tensor]:
+def _plane(problem: EstimationProblem, apart: Tensor) -> tuple[Tensor, Tensor]:
     """How far a plane across `apart` shows the hull to be, and such distances' rounding. (g, m)"""
     used, target = problem.preference.detach() > 0, problem.target.detach()
     reach = where(used, apart @ problem.templates.detach().mT, -torch.inf).amax(-1)
@@ -211,7 +211,7 @@ def _plane(problem: Problem, apart: Tensor) -> tuple[Tensor, Tensor]:
     return margin, eps * (sizes + target.norm(dim=-1))
 
 
-def _search(problem: _Problem) -> _Found:
+def _search(problem: _Problem) -> _SearchEnd:
     """The distance falls as the reliability grows: Newton's method for the logarithm of one in that
     of the other, and bisection where it leaves the bracket.
     """
@@ -243,4 +243,4 @@ def _search(problem: _Problem) -> _Found:
         now = torch.where(done, now, torch.where(inside, newton, (low + high) / 2))
     for rows, tens in ((infeasible, _SURE), (beyond, _TENS)):
         now = torch.where(rows, unit + tens * math.log(10.0), now)
-    return _Found(now, free, infeasible, beyond)
+    return _SearchEnd(now, free, infeasible, beyond)
