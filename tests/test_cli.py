@@ -91,3 +91,12 @@ def test_other_missing_modules_are_not_explained_away(monkeypatch: pytest.Monkey
     monkeypatch.delattr(fl, "_info")
     with pytest.raises(ModuleNotFoundError):
         entry.main()
+
+
+@pytest.mark.parametrize(("count", "limit"), [(0, 1), (-1, 1), (1025, 1024), (100_000, 1024)])
+def test_threads_that_torch_does_not_survive_are_refused(count, limit):
+    given = ["audit", "no-such-model", "--texts", "none.txt", f"--threads={count}"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2
+    _, message = result.output.rsplit("--threads", 1)
+    assert str(limit) in message

@@ -58,3 +58,12 @@ def test_figures_go_into_a_folder_that_is_there(tmp_path: Path, command: str) ->
     assert result.exit_code == 2
     assert "there is no folder" in result.output
     assert not out.parent.exists()
+
+
+@pytest.mark.parametrize(("count", "limit"), [(0, 1), (-1, 1), (1025, 1024), (100_000, 1024)])
+@pytest.mark.parametrize("name", ["maps", "attention", "continuous"])
+def test_threads_that_torch_does_not_survive_are_refused(name: str, count: int, limit: int) -> None:
+    result = run(commands, [name, "--quick", f"--threads={count}"])
+    assert result.exit_code == 2
+    _, message = result.output.rsplit("--threads", 1)
+    assert str(limit) in message

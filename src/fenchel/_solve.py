@@ -40,12 +40,12 @@ def solve(
     """
     check_scores(scores, dim)
     regularizer = resolve_regularizer(regularizer)
-    weights = None if base is not None else _weigh_rows(scores, regularizer, dim)
+    weights = _weigh_rows(scores, regularizer, base, dim)
     if weights is None:
         solution = solve_fully(scores, regularizer, base=base, dim=dim)
     else:
         regularizer = _snapshot(regularizer)
-        solution = Solution(weights, regularizer, _Later(scores, regularizer, dim))
+        solution = Solution(weights, regularizer, _Later(scores, regularizer, base, dim))
     if throw:
         _raise_on_trouble(solution.status)
     return solution
@@ -56,7 +56,8 @@ def solve_fully(
 ) -> Solution:
     """`solve` for callers who want more than the weights: everything is computed at once."""
     problem, status = _prepare(scores, base, dim, regularizer)
-    maximum = regularizer.maximize(problem.scores, problem.base)
+    # A view sums its own gradient first: in a loss, weights and target then cancel to exactly zero.
+    maximum = regularizer.maximize(problem.scores.view_as(problem.scores), problem.base)
     outcome = _final_status(status, maximum)
     threshold = _threshold(maximum.threshold + problem.shift, outcome)
     answer = Answer(problem, outcome, threshold, maximum.dual, maximum.potential)
@@ -64,10 +65,16 @@ def solve_fully(
     return Solution(weights, _snapshot(regularizer), lambda: answer)
 
 
-def _weigh_rows(scores: Tensor, regularizer: Regularizer, dim: int) -> Tensor | None:
+def _weigh_rows(
+    scores: Tensor, regularizer: Regularizer, base: Tensor | Prior | None, dim: int
+) -> Tensor | None:
     """The weights alone, in one pass, where the regulariser knows how."""
     if scores.numel() == 0:
         return None
+    if base is not None:
+        if not isinstance(base, Tensor) or base.dtype != torch.bool:
+            return None
+        scores = where(expand_to(base, scores.shape, "base"), scores, -math.inf)
     rows = scores.movedim(dim, -1).to(compute_dtype(scores.dtype))
     weights = regularizer.weigh(rows)
     return None if weights is None else weights.to(scores.dtype).movedim(-1, dim)
@@ -76,17 +83,20 @@ def _weigh_rows(scores: Tensor, regularizer: Regularizer, dim: int) -> Tensor | 
 class _Later:
     """The answer to scores whose weights are known, computed when it is first asked for."""
 
-    def __init__(self, scores: Tensor, regularizer: Regularizer, dim: int) -> None:
-        self._arguments = (scores, regularizer, dim)
-        self._unchanged = None if torch.compiler.is_compiling() else Unchanged(scores=scores)
+    def __init__(
+        self, scores: Tensor, regularizer: Regularizer, base: Tensor | Prior | None, dim: int
+    ) -> None:
+        self._arguments = (scores, regularizer, base, dim)
+        tracing = torch.compiler.is_compiling()
+        self._unchanged = None if tracing else Unchanged(scores=scores, base=base)
         self._answer: Answer | None = None
 
     def __call__(self) -> Answer:
         if self._answer is None:
             if self._unchanged is not None:
                 self._unchanged.check("the certificate of a solution")
-            scores, regularizer, dim = self._arguments
-            self._answer = solve_fully(scores, regularizer, dim=dim).answer()
+            scores, regularizer, base, dim = self._arguments
+            self._answer = solve_fully(scores, regularizer, base=base, dim=dim).answer()
         return self._answer
 
 

@@ -152,14 +152,14 @@ def test_the_first_axis_may_be_the_shared_one():
 
 @pytest.mark.parametrize("iterative", [True, False])
 def test_both_ways_to_the_direction(monkeypatch, iterative):
-    prepared = newton.Rows.prepared
+    choose_method = newton.EstimationRows.choose_method
 
     def forced(self):
-        made = prepared(self)
+        chosen = choose_method(self)
         products = self.templates @ self.templates.mT
-        return newton.replace(made, iterative=iterative, products=products if iterative else None)
+        return newton.replace(chosen, iterative=iterative, products=products if iterative else None)
 
-    monkeypatch.setattr(newton.Rows, "prepared", forced)
+    monkeypatch.setattr(newton.EstimationRows, "choose_method", forced)
     for seed in (3, 14, 15, 92, 65):
         problem = draw(seed, 40, 40)._replace(reliability=1.0)
         found = dual.estimate(*problem)

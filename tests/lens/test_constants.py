@@ -38,7 +38,7 @@ def test_every_head_is_certified(model, inputs):
     for layer in module.seen(model, inputs):
         for head in range(len(layer.keys)):
             own = layer.queries[head], layer.keys[head], layer.values[head], layer.temperature
-            bound = module.head_certificate(layer, head).bound
+            bound = module.head_certificate(layer, head).value
             wide = torch.cdist(own[1], own[1]).max() * torch.cdist(own[2], own[2]).max()
             assert 0 < module.max_local(*own) <= bound * (1 + 1e-9)
             assert bound <= float(wide) / (4 * layer.temperature) * (1 + 1e-9)

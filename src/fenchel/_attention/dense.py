@@ -39,8 +39,8 @@ def softmax_paths(call: Call, regularizer: Shannon) -> list[Path]:
 def _against(call: Call, regularizer: Shannon) -> Reason:
     trains = None
     if isinstance(call.base, Prior):
-        one = torch.arange(1, device=call.query.device)
-        trains = call.base.log_mass(one, one).requires_grad
+        row, key = (torch.arange(min(1, n), device=call.query.device) for n in call.scores_shape[2:])
+        trains = call.base.log_mass(row, key).requires_grad
     return against_sdpa(
         (call.query, call.key, call.value),
         bias=call.bias,

@@ -136,9 +136,10 @@ def against_average(like: Tensor, groups: int, keys: int) -> Reason:
         return f"averages are computed in float32 or float64, got {like.dtype}"
     if not 0 < keys <= _MOST_AVERAGED:
         return f"it pays for 1 to {_MOST_AVERAGED} keys, got {keys}"
-    if groups < torch.get_num_threads():
+    reason = against_native(like, under_compile=False)
+    if reason is None and groups < torch.get_num_threads():
         return f"threads share groups: {groups} of them are too few"
-    return against_native(like, under_compile=False)
+    return reason
 
 
 def against_continuous(like: Tensor) -> Reason:

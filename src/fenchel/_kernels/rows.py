@@ -116,13 +116,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     (weights,) = ctx.saved_tensors
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        weights = where(~weights.isnan(), weights, 0.0)  # a row without an answer passes nothing on
         return _DIFFERENTIABLE[ctx.family](gradient, weights, ctx.parameter), None, None
     return row_weights_backward(gradient, weights, ctx.family, ctx.parameter), None, None
 
 
 def _tsallis(gradient: Tensor, weights: Tensor, eps: float) -> Tensor:
     """r (g - <r, g> / sum r), r = p^(1 - eps): plain operations, with derivatives of their own."""
-    on = weights != 0  # NaN stays NaN
+    on = weights != 0
     response = where(on, where(on, weights, 1.0) ** (1 - eps), 0.0)
     return response * (gradient - _mean(gradient, response))
 
@@ -140,8 +141,7 @@ def _norm(gradient: Tensor, weights: Tensor, eps: float) -> Tensor:
 def _budget(gradient: Tensor, weights: Tensor, _: float) -> Tensor:
     """The free keys move together, full and empty ones not at all."""
     free = ((weights > 0) & (weights < 1)).to(weights.dtype)
-    moved = free * (gradient - _mean(gradient, free))
-    return where(~weights.isnan(), moved, torch.nan)
+    return free * (gradient - _mean(gradient, free))
 
 
 def _fused(gradient: Tensor, weights: Tensor, _: float) -> Tensor:

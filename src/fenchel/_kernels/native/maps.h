@@ -145,8 +145,8 @@ struct NormMapGradient {
         const T* w = static_cast<const T*>(p.weights) + row * n;
         const T* g = static_cast<const T*>(p.gradient) + row * n;
         T* out = static_cast<T*>(p.scores) + row * n;
-        fill_row<T>(out, n, n && w[0] != w[0] ? w[0] : T(0));
-        if (n && w[0] != w[0]) return;
+        fill_row<T>(out, n, T(0));
+        if (n && w[0] != w[0]) return;  // a row without an answer passes nothing on
         chosen.take(w, n, 0);
         const T* weight = chosen.score.get();
         const std::int32_t* key = chosen.key.get();
@@ -278,7 +278,7 @@ struct BudgetMapGradient {
             }
         const T mean = count > 0 ? T(total / count) : T(0);
         for (std::int64_t j = 0; j < n; ++j)
-            out[j] = w[j] != w[j] ? w[j] : w[j] > 0 && w[j] < 1 ? g[j] - mean : T(0);
+            out[j] = w[j] > 0 && w[j] < 1 ? g[j] - mean : T(0);
     }
 };
 
@@ -391,7 +391,7 @@ struct FusedMapGradient {
             std::int64_t stop = j + 1;
             double inside = g[j];
             for (; stop < n && w[stop] == w[j] && w[j] > 0; ++stop) inside += g[stop];
-            const T move = w[j] != w[j] ? w[j] : w[j] > 0 ? T(inside / double(stop - j) - mean) : T(0);
+            const T move = w[j] > 0 ? T(inside / double(stop - j) - mean) : T(0);
             for (; j < stop; ++j) out[j] = move;
         }
     }

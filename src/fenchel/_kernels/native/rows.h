@@ -48,6 +48,7 @@ struct RowMap {
         for (std::int64_t i = 0; i < c.count; i += W)
             store<T>(c.score + i, ((load<T>(c.score + i) - centre) - high) - low);
         weights(family, c, c.score);
+        if (c.count == 1) c.score[0] = 1;  // not 1 - 1e-16: a loss beyond its margin moves nothing
         for (std::int64_t i = 0; i < c.count; ++i) w[c.key[i]] = c.score[i];
     }
 };
@@ -62,9 +63,9 @@ struct RowMapGradient {
 
     Vec<T> response(Vec<T> w) const {
         const Vec<T> none{}, one = fill<T>(1);
-        const Mask<T> on = !(w <= none);  // NaN stays NaN
-        if (p.parameter == 1) return pick<T>(on, w == w ? one : w, none);
-        if (p.parameter == 0) return w;
+        const Mask<T> on = w > none;  // a row without an answer, NaN, passes nothing on
+        if (p.parameter == 1) return pick<T>(on, one, none);
+        if (p.parameter == 0) return pick<T>(on, w, none);
         Vec<T> r = pick<T>(on, w, one);
         if (p.parameter == 0.5)
             for (int i = 0; i < Lanes<T>::W; ++i) r[i] = std::sqrt(r[i]);
@@ -98,7 +99,7 @@ struct RowMapGradient {
             above += r[j] > 0 ? double(r[j]) * double(g[j]) : double(r[j]);
             below += r[j];
         }
-        const T mean = below > 0 || below != below ? T(above / below) : T(0);
+        const T mean = below > 0 ? T(above / below) : T(0);
         for (std::int64_t j = 0; j < whole; j += W) {
             const Vec<T> x = load<T>(r + j);
             store<T>(out + j, x == Vec<T>{} ? x : x * (load<T>(g + j) - mean));
