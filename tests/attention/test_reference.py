@@ -320,9 +320,9 @@ def transposed(leaves):
 
 
 def expanded(leaves):
-    """Stride zero over the heads, and over the keys of the value."""
+    """Stride zero over the heads, and over the components of the value."""
     query, key, value = (leaves[name][:, :1].expand(-1, 3, -1, -1) for name in names(leaves))
-    return query, key, value[:, :1].expand(-1, 3, -1, -1)
+    return query, key, value[..., :1].expand(-1, -1, -1, 5)
 
 
 def names(leaves):

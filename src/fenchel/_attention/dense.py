@@ -39,7 +39,8 @@ def softmax_paths(call: Call, regularizer: Shannon) -> list[Path]:
 def _against(call: Call, regularizer: Shannon) -> Reason:
     trains = None
     if isinstance(call.base, Prior):
-        row, key = (torch.arange(min(1, n), device=call.query.device) for n in call.scores_shape[2:])
+        sizes = (min(1, n) for n in call.scores_shape[2:])  # there may be no key to ask about
+        row, key = (torch.arange(size, device=call.query.device) for size in sizes)
         trains = call.base.log_mass(row, key).requires_grad
     return against_sdpa(
         (call.query, call.key, call.value),
