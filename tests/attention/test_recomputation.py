@@ -6,7 +6,6 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 import fenchel as fl
-from fenchel._attention import recomputation
 from tests.attention.cases import draw, largest_difference
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -18,6 +17,11 @@ BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "ot
 
 def layer(x):
     return sdpa(x, x, x, is_causal=True).sin()
+
+
+def sparse_layer(x):
+    with fl.replace_sdpa(OMEGA):
+        return layer(x)
 
 
 def wanted(*regularizers):
@@ -49,19 +53,41 @@ def test_regularizers_differ():
         assert largest_difference(leaf.grad, wanted(other)[1]) > 0.1
 
 
+REFUSED = r"the block does not hold; enter the block inside .* context_fn"
+
+
 @BOTH
-@pytest.mark.parametrize("where", ["outside", "inside", "in another"])
-def test_a_block_around_a_checkpoint(reentrant, where):
+def test_a_block_around_a_checkpoint_is_refused(reentrant):
+    with fl.replace_sdpa(OMEGA), pytest.raises(RuntimeError, match=REFUSED):
+        checkpoint(layer, start(), use_reentrant=reentrant)
+
+
+@BOTH
+def test_without_a_gradient_nothing_is_computed_again(reentrant):
+    right, _ = wanted(OMEGA)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), fl.replace_sdpa(OMEGA):
+            output = checkpoint(layer, start(), use_reentrant=reentrant)
+        assert largest_difference(output, right) <= 1e-13
+
+
+def test_torchs_own_way_to_enter_blocks_again():
     leaf = start()
-    with fl.replace_sdpa(OMEGA):
-        output = checkpoint(layer, leaf, use_reentrant=reentrant)
-        if where == "inside":
-            output.square().sum().backward()
-    if where == "outside":
-        output.square().sum().backward()
-    elif where == "in another":
-        with fl.replace_sdpa(OTHER):
-            output.square().sum().backward()
+    output = checkpoint(
+        layer,
+        leaf,
+        use_reentrant=False,
+        context_fn=lambda: (fl.replace_sdpa(OMEGA), fl.replace_sdpa(OMEGA)),
+    )
+    output.square().sum().backward()
+    assert_agrees(output, leaf, OMEGA)
+
+
+def test_hooks_of_others_are_no_checkpoint():
+    leaf = start()
+    with fl.replace_sdpa(OMEGA), torch.autograd.graph.save_on_cpu():
+        output = layer(leaf)
+    output.square().sum().backward()
     assert_agrees(output, leaf, OMEGA)
 
 
@@ -84,16 +110,12 @@ def test_a_block_inside_the_checkpointed_function(reentrant, made):
 
 @BOTH
 def test_a_block_inside_and_one_around(reentrant):
-    def function(x):
-        with fl.replace_sdpa(OTHER):
-            x = layer(x)
-        return layer(x)
-
+    """The inner one holds in both passes."""
     leaf = start()
-    with fl.replace_sdpa(OMEGA):
-        output = checkpoint(function, leaf, use_reentrant=reentrant)
+    with fl.replace_sdpa(OTHER):
+        output = checkpoint(sparse_layer, leaf, use_reentrant=reentrant)
     output.square().sum().backward()
-    assert_agrees(output, leaf, OTHER, OMEGA)
+    assert_agrees(output, leaf, OMEGA)
 
 
 @BOTH
@@ -107,84 +129,78 @@ def test_a_forward_pass_from_before_the_block_stays_softmax(reentrant):
 
 @BOTH
 @pytest.mark.parametrize("inner", [True, False], ids=["reentrant", "other"])
-@pytest.mark.parametrize("place", ["outside", "between"])
-def test_checkpoints_in_checkpoints(reentrant, inner, place):
+def test_checkpoints_in_checkpoints(reentrant, inner):
     def function(x):
-        if place == "outside":
-            return layer(checkpoint(layer, x, use_reentrant=inner))
-        with fl.replace_sdpa(OMEGA):
-            x = checkpoint(layer, x, use_reentrant=inner)
-        return layer(x)
+        return layer(checkpoint(sparse_layer, x, use_reentrant=inner))
 
     leaf = start()
-    if place == "outside":
+    output = checkpoint(function, leaf, use_reentrant=reentrant)
+    output.square().sum().backward()
+    assert_agrees(output, leaf, OMEGA, fl.Shannon())
+
+
+@BOTH
+@pytest.mark.parametrize("inner", [True, False], ids=["reentrant", "other"])
+def test_a_block_between_two_checkpoints_is_refused(reentrant, inner):
+    def function(x):
         with fl.replace_sdpa(OMEGA):
-            output = checkpoint(function, leaf, use_reentrant=reentrant)
+            return checkpoint(layer, x, use_reentrant=inner)
+
+    if reentrant:  # its forward pass takes no gradient, its second one does
+        output = checkpoint(function, start(), use_reentrant=True)
+        with pytest.raises(RuntimeError, match=REFUSED):
+            output.square().sum().backward()
     else:
-        output = checkpoint(function, leaf, use_reentrant=reentrant)
-    output.square().sum().backward()
-    assert_agrees(output, leaf, OMEGA, OMEGA if place == "outside" else fl.Shannon())
-
-
-def test_a_checkpoint_that_compares_nothing_and_takes_names():
-    """Without its comparison, wrong gradients would not be noticed by torch either."""
-    leaf = start()
-    with fl.replace_sdpa(OMEGA):
-        output = checkpoint(layer, use_reentrant=False, determinism_check="none", x=leaf)
-    output.square().sum().backward()
-    assert_agrees(output, leaf, OMEGA)
+        with pytest.raises(RuntimeError, match=REFUSED):
+            checkpoint(function, start(), use_reentrant=False)
 
 
 @BOTH
 def test_dropout_is_the_same_in_both_passes(reentrant):
     def function(x):
-        return sdpa(x, x, x, dropout_p=0.4).sin()
+        with fl.replace_sdpa(OMEGA):
+            return sdpa(x, x, x, dropout_p=0.4).sin()
 
     found = []
     for around in (lambda f, x: checkpoint(f, x, use_reentrant=reentrant), lambda f, x: f(x)):
         leaf = start()
         torch.manual_seed(3)
-        with fl.replace_sdpa(OMEGA):
-            output = around(function, leaf)
+        output = around(function, leaf)
         output.square().sum().backward()
         found.append(leaf.grad)
     assert largest_difference(*found) <= 1e-12
 
 
 @BOTH
-def test_compiled_functions_in_checkpoints(reentrant):
+@pytest.mark.parametrize("before", [True, False], ids=["compiled before", "compiled inside"])
+def test_a_block_around_a_compiled_function_in_a_checkpoint(reentrant, before):
+    """It raises; compiled before, without a checkpoint, at the latest in the backward pass."""
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager")
+    with fl.replace_sdpa(OMEGA), pytest.raises(Exception, match=f"{REFUSED}|recomput"):
+        if before:
+            compiled(start())
+        checkpoint(compiled, start(), use_reentrant=reentrant).square().sum().backward()
+
+
+@BOTH
+def test_compiled_functions_with_a_block_in_checkpoints(reentrant):
     torch._dynamo.reset()
     leaf = start()
-    with fl.replace_sdpa(OMEGA):
-        output = checkpoint(
-            torch.compile(layer, backend="aot_eager"), leaf, use_reentrant=reentrant
-        )
+    compiled = torch.compile(sparse_layer, backend="aot_eager")
+    output = checkpoint(compiled, leaf, use_reentrant=reentrant)
     output.square().sum().backward()
     assert_agrees(output, leaf, OMEGA)
 
 
 def test_checkpoints_in_compiled_functions():
-    """The compiler keeps modes out of a checkpoint: then it runs as it is, or says so."""
+    """The compiler keeps modes out of a checkpoint: it says so."""
     torch._dynamo.reset()
 
     def function(x):
         return checkpoint(layer, x, use_reentrant=False)
 
-    leaf = start()
-    with fl.replace_sdpa(OMEGA):
-        output = torch.compile(function, backend="aot_eager")(leaf)
-    output.square().sum().backward()
-    assert_agrees(output, leaf, OMEGA)
-    torch._dynamo.reset()
-    whole = torch.compile(function, backend="aot_eager", fullgraph=True)
-    with fl.replace_sdpa(OMEGA), pytest.raises(Exception, match="replace_sdpa"):
-        whole(leaf)
-
-
-def test_a_checkpoint_of_another_torch_is_an_error(monkeypatch):
-    """One whose attributes have other names."""
-    monkeypatch.setattr(recomputation._Checkpoint, "run_again_within", lambda *_: False)
-    with fl.replace_sdpa(OMEGA), pytest.raises(RuntimeError, match=r"replace_sdpa.*inside the che"):
-        checkpoint(layer, start(), use_reentrant=False)
-    with torch.no_grad(), fl.replace_sdpa(OMEGA):
-        assert layer(X).isfinite().all(), "without a checkpoint there is nothing to reach"
+    for whole in (True, False):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=whole)
+        with fl.replace_sdpa(OMEGA), pytest.raises(Exception, match="replace_sdpa"):
+            compiled(start())

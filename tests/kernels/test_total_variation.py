@@ -416,19 +416,6 @@ def test_compiled_and_mapped_dual() -> None:
     torch.testing.assert_close(mapped, single)
 
 
-def test_operators_keep_their_promises() -> None:
-    s, everywhere = rows(3, 4, 5), torch.ones(3, 4, 5, dtype=torch.bool)
-    calls = (
-        (tv_chain, (s, lam(0.3), everywhere)),
-        (tv_grid, (s, lam(0.3, 2), everywhere, 1e-9, 500)),
-        (components, (everywhere.unsqueeze(-2), False)),
-        (components, (torch.zeros(3, 2, 4, 5, dtype=torch.bool), True)),
-    )
-    for operator, operands in calls:
-        verdicts = torch.library.opcheck(operator, operands)
-        assert set(verdicts.values()) == {"SUCCESS"}, verdicts
-
-
 def test_group_means() -> None:
     labels = torch.tensor([[0, 0, 2, 2, 2], [4, 0, 4, 0, 4]])
     values = torch.arange(10, dtype=F64).view(2, 5)

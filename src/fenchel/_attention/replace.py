@@ -11,7 +11,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from fenchel._attention.front import attention
-from fenchel._attention.recomputation import Blocks, called_by_a_checkpoint
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 
 # They call attention where no mode sees it: an error is better than softmax in silence.
@@ -29,13 +28,13 @@ _OUT_OF_REACH = {
     ),
 }
 
-_UNKNOWN_CHECKPOINT = (
-    "replace_sdpa does not reach what torch.utils.checkpoint of this version of torch computes "
-    "again in the backward pass; enter the block inside the checkpointed function, or convert the "
-    "model with fenchel.nn.convert or fenchel.hf.convert"
+_CHECKPOINT = (
+    "torch.utils.checkpoint, or another autograd.Function that began inside replace_sdpa, may compute "
+    "attention again in the backward pass, where the block does not hold; enter the block inside the "
+    "checkpointed function, or pass checkpoint(..., use_reentrant=False, "
+    "context_fn=lambda: (fenchel.replace_sdpa(r), fenchel.replace_sdpa(r))), or convert the model "
+    "with fenchel.nn.convert or fenchel.hf.convert"
 )
-
-_BLOCKS = Blocks()
 
 
 class replace_sdpa(TorchFunctionMode):
@@ -45,8 +44,8 @@ class replace_sdpa(TorchFunctionMode):
     >>> with fl.replace_sdpa(fl.Tsallis(1.5)):
     ...     model(x)
 
-    The block holds for the thread that entered it. What `torch.utils.checkpoint` computes again in
-    the backward pass keeps the attention of its forward pass, wherever `backward` is called.
+    The block holds for the thread that entered it, and not in the backward pass: attention inside a
+    checkpoint that began in the block raises. Enter the block in the checkpointed function instead.
 
     `torch.nn.MultiheadAttention` and layers built on it raise: `fenchel.nn.convert` swaps those.
     """
@@ -55,17 +54,16 @@ class replace_sdpa(TorchFunctionMode):
         super().__init__()
         resolve_regularizer(regularizer)  # refuses at once what is none
         self.regularizer = regularizer
+        self._outer: list[_Surroundings] = []  # of each time that the block was entered
 
     def __enter__(self) -> replace_sdpa:
-        if not torch.compiler.is_compiling():
-            _BLOCKS.enter(self)
+        self._outer.append(_surroundings())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        if not torch.compiler.is_compiling():
-            _BLOCKS.leave(self)
+        self._outer.pop()
 
     def __torch_function__(
         self,
@@ -76,15 +74,38 @@ class replace_sdpa(TorchFunctionMode):
     ) -> Any:
         if func in _OUT_OF_REACH:
             raise RuntimeError(_OUT_OF_REACH[func])
-        ours = func is scaled_dot_product_attention
-        if not torch.compiler.is_compiling() and (ours or called_by_a_checkpoint()):
-            # Asked by a checkpoint too: what it runs may be compiled, and not ask at all.
-            followed = _BLOCKS.follow(self)
-            if ours and not followed:
-                raise RuntimeError(_UNKNOWN_CHECKPOINT)
-        if ours:
-            return _attend(self.regularizer, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        if func is not scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        _refuse_checkpoints_since(*self._outer[-1])
+        return _attend(self.regularizer, *args, **(kwargs or {}))
+
+
+# Grad mode; whether an autograd.Function runs its forward pass; the hook of the innermost checkpoint.
+_Surroundings = tuple[bool, bool, int]
+
+
+def _surroundings() -> _Surroundings:
+    """What a checkpoint changes around the function that it runs.
+
+    The reentrant kind is an autograd.Function, which switches forward mode off; the other kind
+    keeps tensors by a hook of its own.
+    """
+    in_function = not torch._C._is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    ours = hooks is not None and hooks[0].__module__ == checkpoint.__module__
+    return torch.is_grad_enabled(), in_function, id(hooks[0]) if ours else 0
+
+
+def _refuse_checkpoints_since(followed: bool, in_function: bool, hook: int) -> None:
+    """Where no gradient is taken, nothing is computed again."""
+    _, in_function_now, hook_now = _surroundings()
+    if followed and (in_function_now > in_function or hook_now not in (0, hook)):
+        raise RuntimeError(_CHECKPOINT)
+
+
+# The compiler runs them while it traces, as it does `_against_library` in `_kernels/route.py`.
+_surroundings._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_refuse_checkpoints_since._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _attend(

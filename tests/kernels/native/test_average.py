@@ -75,13 +75,6 @@ def test_derivatives_of_derivatives():
     assert torch.autograd.gradgradcheck(average_attention, operands)
 
 
-def test_operators_as_torch_sees_them():
-    operands = _operands((2, 2, 7, 5, 3, 2))
-    torch.library.opcheck(average_attention, operands)
-    plain = [x.detach() for x in operands]
-    torch.library.opcheck(average_attention_backward, (torch.ones(2, 2, 2, dtype=F64), *plain))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_same_bits_for_any_number_of_threads_and_any_layout(dtype):
     operands, before = _operands((9, 2, 50, 40, 16, 5), dtype), torch.get_num_threads()

@@ -9,7 +9,7 @@ import torch
 import fenchel.continuous as fc
 from fenchel._kernels import continuous as kernels
 from fenchel._kernels import library
-from fenchel.continuous import em, expectations
+from fenchel.continuous import expectations
 from fenchel.continuous.ball import Rule
 from tests.kernels.native.cases import native, needs_library
 
@@ -107,17 +107,6 @@ def test_far_away_and_very_wide_or_narrow_gaussians():
     assert 0 <= value[1] < 1e-200
     assert float(value[2]) == pytest.approx(1 / (2 * math.pi * 1e12), rel=1e-9)  # flat: its height
     assert float(value[3]) == pytest.approx(math.pi**-0.5, rel=1e-9)  # a point: the peak
-
-
-def test_operators_as_torch_sees_them():
-    operands = _pairs(2, 7)
-    torch.library.opcheck(kernels.paraboloid_expectation, (*operands, 7.0, 9.0, True))
-    torch.library.opcheck(kernels.paraboloid_expectation, (*operands, 7.0, 9.0, False))
-    weights, positions = torch.rand(3, 12, dtype=F64), fc.cell_centers(3, 4).to(F64)
-    data = em._data(weights, positions, 5, 1e-6)
-    begun = fc.Regions().parameters(data, 2)
-    arguments = (data.weights, data.positions, data.least, *begun, 5)
-    torch.library.opcheck(kernels.mixture_iterations, arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

@@ -1,0 +1,154 @@
+"""Every operator passes `torch.library.opcheck`: schema, shapes, derivative, compilation."""
+
+import pytest
+import torch
+
+from fenchel._kernels import attention, average, continuous, rows
+from fenchel._kernels.budget import budget_threshold
+from fenchel._kernels.norm import norm_threshold
+from fenchel._kernels.total_variation import components, tv_chain, tv_grid
+from fenchel._kernels.tsallis import tsallis_offset
+from tests.kernels.native.cases import needs_library
+
+F64 = torch.float64
+
+
+def normal(*shape, dtype=F64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+def column(*values):
+    return torch.tensor(values, dtype=F64).unsqueeze(-1)
+
+
+def attention_arguments():
+    g = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 50, 16, generator=g)
+    key, value = (torch.randn(2, 2, 50, d, generator=g) for d in (16, 5))
+    eps = torch.full((2, 4, 50), 0.5, dtype=F64)
+    mask = (torch.rand(50, 50, generator=g) < 0.7).expand(2, 4, 50, 50)
+    bias = torch.randn(2, 4, 50, 50, generator=g)
+    operands = {"query": query, "key": key, "value": value, "eps": eps, "mask": mask, "bias": bias}
+    numbers = {"scale": 0.25, "bias_scale": 1.0, "mass_is_log": False, "causal": True}
+    rest = {"first": 0, "dropout": 0.0, "queries": 50}
+    return {**operands, "mass": None, "seed": None, **numbers, **rest}
+
+
+def attention_backward(*wanted):
+    arguments = attention_arguments()
+    output, *saved = attention.tsallis_attention(**arguments, save=True)
+    names = ("offset", "support_size", "saved_key", "saved_distance")
+    kept = dict(zip(names, saved, strict=True))
+    return {"gradient": torch.ones_like(output), **arguments, **kept, "wanted": list(wanted)}
+
+
+def averages():
+    shapes = {"query": (2, 2, 7, 3), "key": (2, 5, 3), "value": (2, 5, 2)}
+    operands = {name: normal(*shape) for name, shape in shapes.items()}
+    return {**operands, "share": normal(2, 2, 7).softmax(-1)}
+
+
+def pairs(derivatives):
+    matrix, vector = torch.eye(2, dtype=F64).expand(3, 2, 2), normal(3, 2)
+    operands = {"mean": vector, "scale": matrix, "centre": vector + 0.1, "covariance": 2 * matrix}
+    return {**operands, "reach": 7.0, "digits": 9.0, "derivatives": derivatives}
+
+
+def mixtures():
+    return {
+        "weights": torch.full((2, 9), 1 / 9, dtype=F64),
+        "positions": normal(9, 2),
+        "least": torch.tensor(0.1, dtype=F64),
+        "mixing": torch.full((3, 2, 4), 0.25, dtype=F64),
+        "mean": normal(3, 2, 4, 2),
+        "covariance": torch.eye(2, dtype=F64).expand(3, 2, 4, 2, 2),
+        "iterations": 2,
+    }
+
+
+NATIVE = [
+    (attention.tsallis_attention, lambda: {**attention_arguments(), "save": True}),
+    (attention.tsallis_attention_backward, lambda: attention_backward(True, True, False)),
+    (attention.tsallis_attention_backward, lambda: attention_backward(False, False, False)),
+    *(
+        (operator, make)
+        for family, parameter in (("tsallis", 0.5), ("norm", 1.0), ("budget", 2.0), ("fused", 0.1))
+        for operator, make in (
+            (
+                rows.row_weights,
+                lambda f=family, x=parameter: {
+                    "scores": normal(3, 5),
+                    "family": f,
+                    "parameter": x,
+                },
+            ),
+            (
+                rows.row_weights_backward,
+                lambda f=family, x=parameter: {
+                    "gradient": normal(3, 5),
+                    "weights": rows.row_weights(normal(3, 5), f, x),
+                    "family": f,
+                    "parameter": x,
+                },
+            ),
+        )
+    ),
+    (rows.row_offsets, lambda: {"scores": normal(3, 5), "eps": column(0.1, 0.5, 1.0).squeeze(-1)}),
+    (average.average_attention, averages),
+    (average.average_attention_backward, lambda: {"slope": normal(2, 2, 2), **averages()}),
+    (continuous.paraboloid_expectation, lambda: pairs(True)),
+    (continuous.paraboloid_expectation, lambda: pairs(False)),
+    (continuous.mixture_iterations, mixtures),
+]
+EVERYWHERE = torch.ones(3, 4, 5, dtype=torch.bool)
+TORCH = [
+    (tsallis_offset, lambda: (normal(3, 5), None, column(0.1, 0.5, 1.0), column(1, 1, 2))),
+    (tsallis_offset, lambda: (normal(3, 5), normal(3, 5), column(0.1, 0.5, 3), column(1, 1, 2))),
+    (norm_threshold, lambda: (normal(3, 5), column(0.5, 1.0, 2.0))),
+    (budget_threshold, lambda: (normal(3, 5), column(1, 2, 3))),
+    (tv_chain, lambda: (normal(3, 4, 5), torch.full((1, 1, 1), 0.3, dtype=F64), EVERYWHERE)),
+    (
+        tv_grid,
+        lambda: (normal(3, 4, 5), torch.full((1, 1, 1), 0.3, dtype=F64), EVERYWHERE, 1e-9, 500),
+    ),
+    (components, lambda: (EVERYWHERE.unsqueeze(-2), False)),
+    (components, lambda: (torch.zeros(3, 2, 4, 5, dtype=torch.bool), True)),
+]
+TRAINS = ("query", "key", "value", "share", "bias", "scores")  # where the operator differentiates
+DIFFERENTIABLE = {"tsallis_attention", "row_weights", "average_attention"}
+
+
+def name_of(operator):
+    return getattr(operator, "_name", str(operator)).removeprefix("fenchel::").split(".")[0]
+
+
+def test_every_operator_is_here():
+    registered = {
+        name.removeprefix("fenchel::").split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("fenchel::")
+    }
+    assert registered == {name_of(operator) for operator, _ in NATIVE + TORCH}
+
+
+@needs_library
+@pytest.mark.parametrize(("operator", "make"), NATIVE, ids=[name_of(x) for x, _ in NATIVE])
+def test_native_operators(operator, make, monkeypatch):
+    """The pools' unused ends are zeroed here: they hold anything, and no two runs alike."""
+    outputs = attention._forward_outputs
+    monkeypatch.setattr(
+        attention, "_forward_outputs", lambda *a: tuple(x.zero_() for x in outputs(*a))
+    )
+    arguments = make()
+    if name_of(operator) in DIFFERENTIABLE:
+        for name in TRAINS:
+            if arguments.get(name) is not None:
+                arguments[name] = arguments[name].clone().requires_grad_()
+    verdicts = torch.library.opcheck(operator, (), arguments)
+    assert set(verdicts.values()) == {"SUCCESS"}, verdicts
+
+
+@pytest.mark.parametrize(("operator", "make"), TORCH, ids=[name_of(x) for x, _ in TORCH])
+def test_operators_in_torch(operator, make):
+    verdicts = torch.library.opcheck(operator, make())
+    assert set(verdicts.values()) == {"SUCCESS"}, verdicts
