@@ -1,4 +1,4 @@
-"""What the weights mean (CLAIMS L-5, L-5pg, L-6, L-6KL, L-7): each identity against autograd."""
+"""What the weights mean: each identity against autograd."""
 
 import pytest
 import torch

@@ -222,7 +222,7 @@ class Solution:
     def fisher(self) -> Tensor:
         """E[score score^T] on the support, score_j = d log p_j / d scores. (..., n, n)
 
-        For Shannon hessian() = temperature * fisher() (CLAIMS L-6).
+        For Shannon hessian() = temperature * fisher().
         """
         hessian, p = self.hessian(), self._rows()
         score = hessian / where(p > 0, p, 1.0).unsqueeze(-1)  # row j: d log p_j / d scores

@@ -1,4 +1,4 @@
-"""Constants of attention between measures: CLAIMS, brute force over the space, refusals."""
+"""Constants of attention between measures: the paper's, brute force over the space, refusals."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ from tests.bounds.draws import F64, generator, normal, shrunk
 
 ALL = [in_query, in_measure, projection, attention, attention_query, neighbourhood]
 POTENTIALS = [Dot(0.7), Dot(50.0), ScaledDot(), GaussianPotential(0.8)]
-# CLAIMS M-T23: G = exp(<x, y> / 50) on [-1, 1]^2
+# Vuckovic et al., 2020, theorem 23: G = exp(<x, y> / 50) on [-1, 1]^2
 CLAIM = Setting(Dot(50.0), Box(1.0), 2, 3)
 
 
@@ -51,7 +51,7 @@ def test_the_corrected_example_of_the_claims():
 
 
 def test_the_printed_bound_of_the_claims_is_below_the_truth():
-    """M-T23: .693 as printed, but two Diracs keep their distance: tau(A) >= 1."""
+    """Theorem 23: .693 as printed, but two Diracs keep their distance: tau(A) >= 1."""
     printed = 2 * 4 * CLAIM.query_term()
     assert printed == pytest.approx(0.693, abs=5e-4)
     here, there = torch.zeros(3, 2, dtype=F64), torch.full((3, 2), 0.5, dtype=F64)
@@ -62,13 +62,13 @@ def test_the_printed_bound_of_the_claims_is_below_the_truth():
 
 
 def test_the_hypothesis_of_the_fixed_point_can_be_proved():
-    """M-P26: lookup x / 2 and a feed-forward of slope 1/2: tau(T) <= .303 < 1."""
+    """Proposition 26: lookup x / 2 and a feed-forward of slope 1/2: tau(T) <= .303 < 1."""
     step = attention(CLAIM, torch.eye(2) / 2)
     assert 0.5 * step.value == pytest.approx(0.303, abs=5e-4)
 
 
 def test_a_constant_potential_contracts_nothing():
-    """Psi_G is the identity: the term with the size of G stays (M-P19b lost it)."""
+    """Psi_G is the identity: the term with the size of G stays (proposition 19 lost it)."""
     flat = Setting(Dot(1e9), Ball(1.0), 2, 3)
     assert in_measure(flat).value == pytest.approx(1)
     assert in_query(flat).value < 1e-8
@@ -132,7 +132,7 @@ def test_the_projection_is_exact():
 
 
 def test_the_constant_one_half_is_sharp():
-    """M-P19a: two points at the ends, equal weights, a potential of small relative slope."""
+    """Proposition 19: two points, equal weights, a potential of small relative slope."""
     setting = Setting(Dot(1e4), Box(1.0), 1, 2)
     bound = in_query(setting)
     assert attack(bound, 600).ratio > 0.99

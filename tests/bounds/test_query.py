@@ -69,7 +69,7 @@ def test_a_bound_of_nine_tenths_is_refuted(norm, n):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_at_most_the_product_of_the_diameters(norm):
-    """CLAIMS M-C24+, and sharper: long keys need not have long values."""
+    """Sharper than corollary 24 of Vuckovic et al. (2020): long keys need not have long values."""
     for seed in range(20):
         keys, values = normal(7, 3, seed=seed), normal(7, 2, seed=seed + 100)
         wide = distances(values, norm).max() * distances(keys, DUAL[norm]).max() / 4

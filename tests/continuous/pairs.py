@@ -19,7 +19,7 @@ def plane(count=1000, seed=0):
     ratio[::7] = 100.0
     wide = 10 ** rng.uniform(-3, -0.5, count)
     variance = [_turned(rng, np.array([w, w / r])) for w, r in zip(wide, ratio, strict=True)]
-    # scale = 9 pi |V|^(1/2) V, CLAIMS F-E4.6
+    # scale = 9 pi |V|^(1/2) V, Farinhas, 2021, eq. 4.6
     scale = [9 * np.pi * np.sqrt(np.linalg.det(v)) * v for v in variance]
     return tuple(np.float32(x).astype(float) for x in (mean, scale, centre, own))
 

@@ -130,11 +130,11 @@ def test_any_scale_and_alpha_have_mass_one(alpha, low, ratio, d, seed):
     assert_near(weights @ p, 1.0, 1e-9)
 
 
-# ---- CLAIMS
+# ---- the paper's statements
 
 
 def test_figure_3_1():
-    """CLAIMS F-Fig3.1: the two standard densities of the plane."""
+    """Farinhas, 2021, figure 3.1: the two standard densities of the plane."""
     gaussian, paraboloid = (
         fc.Gaussian(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE)),
         fc.Paraboloid(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE)),
@@ -151,7 +151,7 @@ def test_figure_3_1():
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4])
 def test_covariance_of_the_paraboloid(d):
-    """CLAIMS F-T1 and its inverse, F-E4.2..4.6."""
+    """Farinhas, 2021, theorem 1 and its inverse, eqs. 4.2 to 4.6."""
     mean, scale = parameters(d)
     ours = fc.Paraboloid(torch.from_numpy(mean), torch.from_numpy(scale)).covariance_matrix.numpy()
     level = (math.gamma(d / 2 + 2) / math.sqrt(np.linalg.det(2 * math.pi * scale))) ** (2 / (d + 2))

@@ -96,7 +96,7 @@ def test_in_density_and_basis_at_once():
 
 
 def test_gaussian_basis_gradients_of_the_thesis():
-    """CLAIMS F-E4.11/4.12: the Jacobian in (theta1, theta2) is a covariance with the statistics."""
+    """Eqs. 4.11 and 4.12: the Jacobian in (theta1, theta2) is a covariance with the statistics."""
     mean, factor, centres, own = case(2)
     scale, covariance = (positive(x.detach()) for x in (factor, own))
     functions = fc.GaussianBasis(centres.detach(), covariance)
@@ -119,7 +119,7 @@ def test_gaussian_basis_gradients_of_the_thesis():
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 3.0])
 def test_jacobian_is_the_generalised_covariance(alpha):
-    """CLAIMS F-E3.20, F-E4.14 with beta = 2 - alpha: for alpha = 2 the uniform density, F-A.24."""
+    """Eqs. 3.20 and 4.14, beta = 2 - alpha: for alpha = 2 the uniform density, eq. A.24."""
     mean, scale = np.array([0.1, -0.2]), np.array([[0.6, 0.1], [0.1, 0.4]])
     centre, covariance = np.array([[0.3, 0.2]]), 0.2 * np.eye(2)
     density = make(mean, scale, alpha)

@@ -20,7 +20,7 @@ from tests.continuous.families import DOUBLE, make, parameters
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_gaussian_under_gaussian(d):
-    """CLAIMS F-E4.7..4.10."""
+    """Farinhas, 2021, eqs. 4.7 to 4.10."""
     mean, scale = parameters(d)
     centres, covariances = functions(d, 1, low=0.1 if d < 3 else 0.6)
     expected = reference.expectation(at(centres, covariances), mean, scale, 1, (80, 80, 56)[d - 1])

@@ -19,7 +19,7 @@ from tests.continuous.families import DOUBLE
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
 def test_integrals(alpha):
-    """CLAIMS F-E5.1..5.3: mass one; mean and covariance by nodes of each mode's support."""
+    """Farinhas, eqs. 5.1 to 5.3: mass one; mean and covariance by nodes of each mode's support."""
     mixture = fc.Mixture(MIXING, modes(alpha))
     total = 0.0
     for k in range(3):
@@ -86,7 +86,7 @@ def test_a_mode_without_weight_is_no_mode():
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_expectations_are_linear(alpha):
-    """CLAIMS F-E5.4."""
+    """Farinhas, 2021, eq. 5.4."""
     mixture = fc.Mixture(MIXING, modes(alpha))
     basis = fc.GaussianBasis.grid(3, 0.1, 2).to(DOUBLE)
     each = torch.stack([mixture.components[k].expect(basis) for k in range(3)])
@@ -132,7 +132,7 @@ def test_batches_expand_and_index():
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0, torch.tensor([1.0, 1.5, 2.0], dtype=DOUBLE)])
 def test_log_likelihood(alpha):
-    """CLAIMS F-E5.16; weights are divided by their sum, those of zero do not count."""
+    """Farinhas, 2021, eq. 5.16; weights are divided by their sum, those of zero do not count."""
     mixture = fc.Mixture(MIXING, modes(1.0) if isinstance(alpha, float) and alpha == 1 else
                          fc.TsallisGaussian(modes(1.0).mean, modes(1.0).scale, alpha))  # fmt: skip
     generator = torch.Generator().manual_seed(0)

@@ -39,7 +39,7 @@ def sklearn_fit(start, positions, iterations):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_equal_weights_are_scikit_learn(count):
-    """CLAIMS F-E5.6..5.11."""
+    """Farinhas, 2021, eqs. 5.6 to 5.11."""
     _, positions = clumps(apart=2.0)
     equal = torch.full((60,), 3.0, dtype=DOUBLE)
     start = fc.fit_mixture(equal, positions, count, iterations=0)
@@ -54,7 +54,7 @@ def test_equal_weights_are_scikit_learn(count):
 
 
 def test_whole_weights_are_repeated_data():
-    """CLAIMS F-E5.12..5.15."""
+    """Farinhas, 2021, eqs. 5.12 to 5.15."""
     _, positions = clumps(apart=2.0)
     counts = torch.randint(1, 5, (60,), generator=torch.Generator().manual_seed(0))
     repeated = positions.repeat_interleave(counts, 0)
@@ -271,7 +271,7 @@ def test_low_precision_of_fits(dtype):
 
 
 def test_two_clumps_with_one_mode_and_with_two():
-    """CLAIMS F-Fig5.1: a single mode puts its mass where there is none."""
+    """Farinhas, 2021, figure 5.1: a single mode puts its mass where there is none."""
     weights, positions = clumps(apart=8.0)
     middle = (positions[:30].mean(0) + positions[30:].mean(0)) / 2
     one, two = (fc.fit_mixture(weights, positions, k) for k in (1, 2))
@@ -288,7 +288,7 @@ def starts(seed=0, restarts=5):
 
 
 def test_more_modes_fit_no_worse():
-    """CLAIMS F-S5.3.3: with restarts, K = 1..5."""
+    """Farinhas, 2021, section 5.3.3: with restarts, K = 1..5."""
     weights, positions = clumps(apart=2.0)
     best = torch.stack([
         fc.fit_mixture(weights, positions, k, iterations=60, start=starts(k, 12))
@@ -335,7 +335,7 @@ def test_each_member_has_its_own_number():
 
 
 def test_the_choice_minimises_the_criterion():
-    """-2 L sum w log p + penalty, evaluated from outside (CLAIMS F-E5.17..5.20, F-Tab6.4)."""
+    """-2 L sum w log p + penalty, evaluated from outside (eqs. 5.17 to 5.20, table 6.4)."""
     weights, positions = clumps(apart=3.0)
     for penalty in (4.0, fc.AIC(), fc.BIC()):
         price = penalty if callable(penalty) else fc.PerMode(penalty)

@@ -32,7 +32,7 @@ def test_the_ball_rule_has_the_moments_of_its_law(d, alpha):
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_the_paraboloid_is_that_of_the_thesis(d):
-    """CLAIMS F-E3.14: c = (Gamma(d/2 + 2) / sqrt det(2 pi S))^(2 / (d + 2))."""
+    """Farinhas, 2021, eq. 3.14: c = (Gamma(d/2 + 2) / sqrt det(2 pi S))^(2 / (d + 2))."""
     scale = reference.random_spd(np.random.default_rng(d), d)
     root = math.sqrt(np.linalg.det(2 * math.pi * scale))
     level = (math.gamma(d / 2 + 2) / root) ** (2 / (d + 2))

@@ -39,7 +39,7 @@ def slope(values, basis, points, targets, ridge):
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("basis", [functions(), fc.ParaboloidBasis.grid(5, 0.02, 2).to(DOUBLE)])
 def test_the_fit_is_stationary(ridge, padding, basis):
-    """CLAIMS F-E3.17: the ridge regression's gradient is zero."""
+    """Farinhas, 2021, eq. 3.17: the ridge regression's gradient is zero."""
     h = features(196, 3)
     values = fc.fit_values(h, POSITIONS, basis, ridge, padding)
     points, targets = POSITIONS, h
@@ -64,7 +64,7 @@ def test_against_numpy():
 
 @pytest.mark.parametrize("family", [fc.Gaussian, fc.Paraboloid])
 def test_the_context_is_the_coefficients_times_expected_functions(family):
-    """CLAIMS F-E3.16, and F-E5.5 for a mixture."""
+    """Farinhas, 2021, eq. 3.16, and eq. 5.5 for a mixture."""
     basis, h = functions(), features(196, 4)
     values = fc.fit_values(h, POSITIONS, basis)
     mean = torch.tensor([[0.5, 0.4], [0.2, 0.8]], dtype=DOUBLE)
@@ -181,7 +181,7 @@ def test_precisions_mix(of_points, of_positions, of_basis):
     [(7, 0.001, 0.006, 3.61), (10, 0.001, 0.29, 2.68), (7, 0.01, 0.98, 1.03)],
 )
 def test_narrow_functions_leave_holes(count, variance, low, high):
-    """CLAIMS F-Tab6.1: a constant image, functions from corner to corner, no padding.
+    """Farinhas, 2021, table 6.1: a constant image, functions from corner to corner, no padding.
 
     The ledger's numbers are those of a grid with step 0.01 over [0.1, 0.9]^2.
     """
@@ -262,7 +262,7 @@ def test_bad_input(change, error, words):
 
 
 def test_the_gradient_in_the_mixing_scores():
-    """CLAIMS F-E5.5: dL / dscore_k = mixing_k (c_k - sum mixing c), which the text leaves out."""
+    """Farinhas, eq. 5.5: dL / dscore_k = mixing_k (c_k - sum mixing c)."""
     values = fc.fit_values(features(196, 1), POSITIONS, functions())
     mean = torch.tensor([[0.5, 0.4], [0.2, 0.8], [0.7, 0.7]], dtype=DOUBLE)
     modes = fc.Gaussian(mean, 0.01 * torch.eye(2, dtype=DOUBLE))

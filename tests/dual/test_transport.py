@@ -286,7 +286,7 @@ def test_the_first_order_is_off_by_reliability_squared_over_gamma():
 
 
 def test_one_newton_step_is_of_third_order():
-    """CLAIMS D-OTnewton, with the covariances of the columns computed here."""
+    """Newton's direction, with the covariances of the columns computed here."""
     templates, preference, cost, evidence = draw()
     plan = plan_of(templates, preference, cost, torch.zeros(3, dtype=DOUBLE), 1.0)
     share = plan.sum(0)
@@ -303,7 +303,7 @@ def test_one_newton_step_is_of_third_order():
 
 
 def test_fenchel_and_young():
-    """W(p) + W*(g) = <g, p> exactly where p is the gradient of W* at g (CLAIMS D-E33, D-E34)."""
+    """W(p) + W*(g) = <g, p> exactly where p is the gradient of W* at g (eqs. 33 and 34)."""
     templates, preference, cost, lam = draw(5)
     u, gamma = preference / preference.sum(), 0.5
     scores = templates @ lam
@@ -322,7 +322,7 @@ def test_fenchel_and_young():
 
 
 def test_groups_share_evenly():
-    """CLAIMS D-S9grp: cost 0 within a group and infinite outside; equal <t, z> inside."""
+    """Section 9: cost 0 within a group and infinite outside; equal <t, z> inside."""
     group = torch.tensor([0, 0, 0, 1, 1, 2])
     cost = torch.where(group[:, None] == group, 0.0, math.inf).double()
     g = torch.Generator().manual_seed(0)
@@ -380,7 +380,7 @@ def test_columns_in_parts_give_the_same(monkeypatch, some):
 
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-6), (DOUBLE, 1e-12)], ids=str)
 def test_the_dot_product_cost_is_an_average_of_attentions(dtype, off):
-    """CLAIMS D-S9dot, many evidence rows, each with its own reliability and gamma."""
+    """Section 9, many evidence rows, each with its own reliability and gamma."""
     templates, preference, _, _ = draw(200, 200, 16, size=0.5)
     evidence = draw(4, 1, 16, 1)[0]
     reliability, gamma = torch.tensor([0.5, 1, 2, 3]), torch.tensor([4.0, 4, 3, 2])

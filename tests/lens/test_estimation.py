@@ -101,7 +101,7 @@ def test_single_precision_says_the_same(name, kind):
 
 
 def test_the_deviation_grows_with_the_square_of_the_scaling():
-    """t -> c t, which leaves the layer as it is: CLAIMS D-Fig4."""
+    """t -> c t, which leaves the layer as it is: Deciphering Attention, figure 4."""
     model, inputs = model_of("bert"), inputs_of()
     coarse, fine = (lens.deviation(model, inputs, scaling=c) for c in (1e-3, 1e-4))
     words = ~fine.multiplier.isnan()

@@ -31,7 +31,7 @@ POTENTIALS = {
 
 @pytest.mark.parametrize("name", list(POTENTIALS))
 @pytest.mark.parametrize("repeated", [False, True])
-def test_attention_over_a_table(name, repeated):  # CLAIMS M-D8/P9
+def test_attention_over_a_table(name, repeated):  # definition 8, proposition 9
     potential = POTENTIALS[name]
     keys, values, queries = normal(6, 3), normal(6, 4, seed=1), normal(5, 3, seed=2)
     if repeated:
@@ -83,7 +83,7 @@ def heads(count=3, d=6, size=2):
     return kernels, outputs
 
 
-def test_many_heads_are_concatenation_and_projection():  # CLAIMS M-P12
+def test_many_heads_are_concatenation_and_projection():  # proposition 12
     kernels, outputs = heads()
     bias = normal(6, seed=77)
     mu = measure(5, 6)

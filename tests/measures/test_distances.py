@@ -99,7 +99,7 @@ def test_a_wrong_plan_shows_in_the_gap():
 
 @pytest.mark.parametrize("norm", [1, 2])
 def test_even_weights_are_the_best_permutation(norm):
-    """CLAIMS M-BL."""
+    """For equally many points, the best permutation (Birkhoff)."""
     mu, nu = cloud(6, 2, seed=7, even=True), cloud(6, 2, seed=8, even=True)
     cost = costs(mu, nu, norm)
     best = min(

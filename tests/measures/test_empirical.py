@@ -55,7 +55,7 @@ def test_it_is_frozen():
         measure().points = torch.zeros(1, 1)
 
 
-def test_convolution_adds_means_and_covariances():  # CLAIMS M-D13, M-L36
+def test_convolution_adds_means_and_covariances():  # definition 13, lemma 36
     mu, nu = measure(4, 2, 0), measure(3, 2, 5)
     both = mu.convolve(nu)
     assert both.size == 12
@@ -78,7 +78,7 @@ def test_convolution_with_a_dirac_and_a_gaussian_is_a_translation():
     assert close(moved.covariance, spread, 0.0)
 
 
-def test_divergence_is_the_corrected_one():  # CLAIMS M-KL
+def test_divergence_is_the_corrected_one():
     points, p, q = normal(4, 1), shares(4, seed=1), shares(4, seed=2)
     mu, nu = Empirical(points, p), Empirical(points, q)
     assert close(mu.kl(nu), (p * (p / q).log()).sum(), 1e-15)

@@ -94,7 +94,7 @@ def test_residuals_and_means_of_affine_maps_are_affine():
     assert MomentProjection(family=Gaussians())(step).affine() is None
 
 
-def test_convolution_adds():  # CLAIMS M-D13
+def test_convolution_adds():  # Vuckovic et al., 2020, definition 13
     a, b = draw(2, 0), draw(2, 7)
     both = a.convolve(b)
     assert close(both.mean, a.mean + b.mean, 0.0)

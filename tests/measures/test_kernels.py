@@ -45,7 +45,7 @@ def zoo(d=3):
     }
 
 
-def test_composition_of_stochastic_matrices_is_their_product():  # CLAIMS M-D2
+def test_composition_of_stochastic_matrices_is_their_product():  # definition 2
     points = normal(4, 2)
     a, b, c = (shares(4, 4, seed=s) for s in range(3))
     A, B, C = (Lookup.stochastic(points, m) for m in (a, b, c))
@@ -143,7 +143,7 @@ def test_points_without_mass_and_of_a_shared_batch():
     assert close(found, each, 1e-15)
 
 
-def test_boltzmann_gibbs_reweights():  # CLAIMS M-D3
+def test_boltzmann_gibbs_reweights():  # definition 3
     nu = measure(6, 2)
     g1, g2 = normal(6, seed=5), normal(6, seed=6)
     wanted = nu.weights * g1.exp() / (nu.weights * g1.exp()).sum()
@@ -154,7 +154,7 @@ def test_boltzmann_gibbs_reweights():  # CLAIMS M-D3
     assert close(by_function.weights, boltzmann_gibbs(nu.points[:, 0], nu).weights, 0.0)
 
 
-def test_boltzmann_gibbs_is_the_rule_of_bayes():  # CLAIMS M-R11
+def test_boltzmann_gibbs_is_the_rule_of_bayes():  # remark 11
     grid = torch.linspace(-3, 3, 61, dtype=F64)
     prior = torch.softmax(-grid.square(), 0)
     likelihood = -(0.7 - grid).square() / (2 * 0.3**2)
@@ -183,7 +183,7 @@ def test_a_point_without_mass_gets_none_and_keeps_its_derivative():
     assert close(jacobian[:, 2], (psi(masses + step) - psi(masses)) / 1e-7, 1e-6)
 
 
-def test_softmatch_averages_rows():  # CLAIMS M-D4
+def test_softmatch_averages_rows():  # definition 4
     q, nu = measure(3, 2, seed=1), measure(5, 2, seed=2)
     rows = torch.softmax(q.points @ nu.points.mT / 2**0.5 + nu.weights.log(), -1)
     K = Softmatch(ScaledDot())(nu)

@@ -21,7 +21,7 @@ def test_a_table_gives_each_key_its_value():
     assert close(table.at(keys[order]).mean, values[order], 0.0)
 
 
-def test_a_repeated_key_has_mass_one():  # CLAIMS M-D5
+def test_a_repeated_key_has_mass_one():  # Vuckovic et al., 2020, definition 5
     keys = torch.tensor([[0.0], [1.0], [0.0], [0.0]], dtype=F64)
     values = normal(4, 2)
     at = Lookup.table(keys, values).at(keys[:2])

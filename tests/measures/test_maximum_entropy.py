@@ -59,7 +59,7 @@ def test_the_checker_can_fail():
 
 
 def test_no_feasible_measure_is_nearer():
-    """CLAIMS M-T14, and the identity of Pythagoras for each of 5000 rivals."""
+    """Vuckovic et al., 2020, theorem 14, and the identity of Pythagoras for each of 5000 rivals."""
     nu, values = measure(7, 2), normal(7, 2, seed=3)
     moments = shares(7, seed=4) @ values
     best = maximum_entropy(nu, values, moments)
@@ -79,7 +79,7 @@ def test_no_feasible_measure_is_nearer():
 
 
 def test_the_boundary_of_two_points():
-    """CLAIMS M-T14b: the multiplier is log(f / (1 - f)), and for f = 0 there is none."""
+    """Against theorem 14: the multiplier is log(f / (1 - f)), and for f = 0 there is none."""
     nu = Empirical(torch.tensor([[0.0], [1.0]], dtype=F64))
     for f in (0.5, 0.1, 1e-3, 1e-6, 1e-9, 1e-12):
         found = maximum_entropy(nu, identity, torch.tensor([f], dtype=F64))

@@ -31,7 +31,7 @@ def bumpy(seed=0):
     return Empirical(GRID, torch.softmax(-GRID[:, 0].square() / 2 + normal(41, seed=seed), 0))
 
 
-def test_moments_are_kept_and_projecting_again_changes_nothing():  # CLAIMS M-D6/7
+def test_moments_are_kept_and_projecting_again_changes_nothing():  # definitions 6, 7
     mu = bumpy()
     for pi, moments in (
         (MomentProjection(), lambda m: m.mean),
@@ -65,7 +65,7 @@ def minimise(loss, start):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_projection_is_the_nearest_member(seed):  # CLAIMS M-P16
+def test_the_projection_is_the_nearest_member(seed):  # proposition 16
     mu = bumpy(seed)
     scaled = powers(GRID) / torch.tensor([1.0, 4.0], dtype=F64)
 
@@ -82,7 +82,7 @@ def test_the_projection_is_the_nearest_member(seed):  # CLAIMS M-P16
 
 @pytest.mark.parametrize("sigma", [1.0, 0.3, 0.1])
 def test_narrow_gaussians_lead_to_the_mean(sigma):
-    """CLAIMS M-P17: argmin over x of KL(rho * mu | N(x, sigma^2)) is the mean, for every sigma."""
+    """Proposition 17: argmin of KL(rho * mu | N(x, sigma^2)) is the mean, for every sigma."""
     mu = Empirical(
         torch.tensor([[-1.0], [0.2], [2.0]], dtype=F64), torch.tensor([0.5, 0.3, 0.2], dtype=F64)
     )

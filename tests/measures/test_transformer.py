@@ -30,7 +30,7 @@ def layer(norm_first=False, batch_first=True, activation="relu", bias=True, seed
 
 
 def test_the_layer_of_the_paper():
-    """Attention and feed-forward, without residuals and norms (CLAIMS M-P12)."""
+    """Attention and feed-forward, without residuals and norms (proposition 12)."""
     net = layer()
     x = normal(3, 5, 8)
     mu = Empirical(x)
@@ -89,7 +89,7 @@ def test_parts_of_the_layer(residual, norm, norm_first):
     assert close(found.points, wanted, 1e-12)
 
 
-def test_a_stack_is_torchs_encoder():  # CLAIMS M-FLOW
+def test_a_stack_is_torchs_encoder():
     nets = [layer(seed=s) for s in range(3)]
     x = normal(2, 5, 8)
     measures = flow(Empirical(x), [TransformerKernel.from_layer(net) for net in nets])

@@ -147,7 +147,7 @@ def test_exact_estimate_is_optimal_and_first_order_is_not():
 
 @pytest.mark.parametrize(("solver", "order"), [(FirstOrder(), 2), (SecondOrder(), 3)])
 def test_agreement_as_reliability_falls(solver, order):
-    """D-E14, D-E13: what the output is off by falls with this power of the reliability."""
+    """Eqs. 14 and 13: what the output is off by falls with this power of the reliability."""
     errors, sizes = [], (0.02, 0.01, 0.005)
     for reliability in sizes:
         layer = make(preference=both(), reliability=reliability)
@@ -171,7 +171,7 @@ def test_first_order_reads_scale_times_reliability_only_exact_does_not():
 
 
 def test_log_preferences_are_not_multiplied_by_the_reliability():
-    """D-E18."""
+    """Deciphering Attention, eq. 18."""
     layer, inputs = make(preference=both(), reliability=0.3), operands()
     logs = layer.preference(*inputs)
     assert_equal(layer(*inputs), by_hand(layer, *inputs, logs, 0.3)[0])

@@ -101,7 +101,7 @@ def test_the_error_bound_holds_and_is_not_vacuous():
 
 
 def test_without_injection_all_tokens_collapse():
-    """CLAIMS M-R27: to the fixed point of f o ell, the same for every start."""
+    """Vuckovic et al., 2020, remark 27: to the fixed point of f o ell, the same for every start."""
     layer = make()
     attention = layer.attention
     scale, _ = attention._scale([TOKENS], torch.float64)

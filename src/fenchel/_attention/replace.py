@@ -29,9 +29,9 @@ _OUT_OF_REACH = {
 }
 
 _CHECKPOINT = (
-    "torch.utils.checkpoint, or another autograd.Function that began inside replace_sdpa, may compute "
-    "attention again in the backward pass, where the block does not hold; enter the block inside the "
-    "checkpointed function, or pass checkpoint(..., use_reentrant=False, "
+    "torch.utils.checkpoint, or another autograd.Function that began inside replace_sdpa, may "
+    "compute attention again in the backward pass, where the block does not hold; enter the block "
+    "inside the checkpointed function, or pass checkpoint(..., use_reentrant=False, "
     "context_fn=lambda: (fenchel.replace_sdpa(r), fenchel.replace_sdpa(r))), or convert the model "
     "with fenchel.nn.convert or fenchel.hf.convert"
 )
@@ -80,7 +80,7 @@ class replace_sdpa(TorchFunctionMode):
         return _attend(self.regularizer, *args, **(kwargs or {}))
 
 
-# Grad mode; whether an autograd.Function runs its forward pass; the hook of the innermost checkpoint.
+# Grad mode; whether an autograd.Function runs its forward pass; the innermost checkpoint's hook.
 _Surroundings = tuple[bool, bool, int]
 
 

@@ -1,6 +1,6 @@
 """Contraction of attention as a map of measures, in W1 with the l1 norm: the constants of Vuckovic,
 Baratin and Tachet des Combes (2020), corrected where they are false and sharpened where they are
-loose (CLAIMS M-P19a to M-P25).
+loose (Vuckovic et al., 2020, propositions 19 to 25).
 
 E is a ball or a box, on which eps <= G <= top, G(., y) is Lx-Lipschitz and G(x, .) Ly-Lipschitz; D
 is its l1 diameter, K the Lipschitz constant of the lookup. Then

@@ -1,4 +1,6 @@
-"""How fast the output of one attention can change with its query (CLAIMS M-C24+, and sharper).
+"""How fast the output of one attention can change with its query.
+
+It sharpens corollary 24 of Vuckovic et al. (2020).
 
 With scores <q, k_i> / tau and output y(q) = sum_i p_i(q) v_i, the Jacobian is r / tau times a
 covariance of values and keys,

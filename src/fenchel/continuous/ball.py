@@ -161,7 +161,7 @@ def _in_pieces(
 def interval_moments(
     centre: Tensor, deviation: Tensor, radius: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrals of N, x N, x^2 N over [-radius, radius] (CLAIMS F-A.18..20).
+    """Integrals of N, x N, x^2 N over [-radius, radius] (Farinhas, 2021, eqs. A.18 to A.20).
 
     radius (P, n), the others (P, 1) -> (P, n) each
     """

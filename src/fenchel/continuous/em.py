@@ -1,4 +1,6 @@
-"""Mixtures fitted to weights at positions by expectation and maximisation (CLAIMS F-E5.12..5.16).
+"""Mixtures fitted to weights at positions by expectation and maximisation.
+
+Farinhas (2021), eqs. 5.12 to 5.16:
 
     share_kl = w_l mixing_k N(t_l; mean_k, covariance_k) / sum over k
     mass_k = sum_l share_kl,   mean_k, covariance_k = the moments under share_kl / mass_k
@@ -325,7 +327,7 @@ def _cell(line: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PerMode:
-    """price times the number of modes (the thesis' criterion, CLAIMS F-Tab6.4)."""
+    """price times the number of modes (the criterion of Farinhas, 2021, table 6.4)."""
 
     price: float = 10.0
 

@@ -6,7 +6,8 @@ Gaussian: closed form. Tsallis: pulled back to the unit ball, t = mean + radius 
 
 whose domain does not depend on the parameters: differentiating under the integral gives every
 derivative, without terms from the boundary. The paraboloid (eps = 1) has its last axis in closed
-form, and its first derivatives are the generalised covariances of CLAIMS F-E3.20, F-A.24/25.
+form, and its first derivatives are the generalised covariances
+of Farinhas (2021), eqs. 3.20, A.24 and A.25.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def default_tolerance(dtype: torch.dtype) -> float:
 
 
 def under_gaussian(mean: Tensor, scale: Tensor, centre: Tensor, covariance: Tensor) -> Tensor:
-    """N(mean; centre, scale + covariance) (CLAIMS F-E4.7..4.10). (...)"""
+    """N(mean; centre, scale + covariance) (Farinhas, 2021, eqs. 4.7 to 4.10). (...)"""
     dtype = torch.promote_types(mean.dtype, centre.dtype)
     inner = certificate_dtype(mean.device)
     factor = matrices.cholesky(scale.to(inner) + covariance.to(inner))

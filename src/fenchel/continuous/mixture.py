@@ -117,7 +117,10 @@ class Mixture(Distribution):
         raise NotImplementedError(NO_CDF)
 
     def log_likelihood(self, weights: Tensor, positions: Tensor) -> Tensor:
-        """sum_l w_l log p(t_l), weights (..., L) divided by their sum (CLAIMS F-E5.16). (...)"""
+        """sum_l w_l log p(t_l), weights (..., L) divided by their sum. (...)
+
+        Farinhas (2021), eq. 5.16.
+        """
         log_p = self.log_prob_at(positions)
         share = weights / weights.sum(-1, keepdim=True)
         return (share * where(share > 0, log_p, 0.0)).sum(-1)
@@ -155,7 +158,7 @@ class Mixture(Distribution):
         return type(self)(self.mixing.reshape(-1, modes)[chosen], components)
 
     def expect(self, basis: Any, tolerance: float | None = None) -> Tensor:
-        """sum_k mixing_k E_k[psi_j] (CLAIMS F-E5.4). (..., N)"""
+        """sum_k mixing_k E_k[psi_j] (Farinhas, 2021, eq. 5.4). (..., N)"""
         return (self.mixing.unsqueeze(-1) * self.components.expect(basis, tolerance)).sum(-2)
 
     def __repr__(self) -> str:

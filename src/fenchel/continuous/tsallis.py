@@ -11,7 +11,7 @@ the ball z^2 < 2 rho / eps (a Beta integral) gives, with s = 1 / eps and k = 2 /
     covariance = 2 rho / (2 + (d + 2) eps) scale,
     integral of p^alpha = rho (2 + 2 eps) / (2 + (d + 2) eps).
 
-For alpha = 2 these are CLAIMS F-E3.14 and F-T1.
+For alpha = 2 these are eq. 3.14 and theorem 1 of Farinhas (2021).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Value functions: features at positions become a function of t, V(t) = B psi(t).
 
 Ridge regression gives B = H' G with G = F' (F F' + ridge I)^-1, F the basis at the positions
-(CLAIMS F-E3.17). Under a density the context is E[V] = H' (G E[psi]): a weighted sum of the
-features whose weights need neither B nor the channels (F-E3.16).
+(Farinhas, 2021, eq. 3.17). Under a density the context is E[V] = H' (G E[psi]), eq. 3.16: a
+weighted sum of the features whose weights need neither B nor the channels.
 """
 
 from __future__ import annotations

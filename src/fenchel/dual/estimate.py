@@ -24,7 +24,7 @@ from fenchel.dual import newton
 from fenchel.dual.problem import EstimationProblem, make_problem
 from fenchel.dual.result import Estimate, Unrounded
 
-# CLAIMS D-E3, D-T1.
+# Deciphering Attention, eq. 3 and theorem 1.
 TOLERANCE = 1e-26  # of the gap, which is the square of what the weights are off by
 
 
@@ -83,7 +83,7 @@ def first_order(
     reliability^2 |Cov evidence|, Cov the covariance of the templates under the preference.
     """
     problem = make_problem(templates, preference, evidence, reliability, mask)
-    return assemble(problem, problem.reliability * problem.evidence)  # D-E14, D-E16
+    return assemble(problem, problem.reliability * problem.evidence)  # eqs. 14 and 16
 
 
 def second_order(
@@ -101,7 +101,7 @@ def second_order(
     """
     problem = make_problem(templates, preference, evidence, reliability, mask)
     operands = (problem.templates, problem.preference, problem.reliability)
-    return assemble(problem, solve_curvature(*operands, problem.evidence))  # D-E13
+    return assemble(problem, solve_curvature(*operands, problem.evidence))  # eq. 13
 
 
 def _keep_preference(problem: EstimationProblem, best: newton.Minimiser) -> newton.Minimiser:

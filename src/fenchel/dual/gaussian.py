@@ -40,7 +40,7 @@ def gaussian(
     >>> e.mean, e.multiplier
     (tensor([0.5000]), tensor([0.5000]))
     """
-    _check_gaussian(mean, covariance, evidence)  # CLAIMS D-E5, D-E12
+    _check_gaussian(mean, covariance, evidence)  # Deciphering Attention, eqs. 5 and 12
     dtype = torch.promote_types(torch.promote_types(mean.dtype, covariance.dtype), evidence.dtype)
     whole = matrices.symmetric(covariance.to(certificate_dtype(evidence.device)))
     sure = whole.new_zeros(1)  # the logarithm of one

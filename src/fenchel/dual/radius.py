@@ -31,7 +31,7 @@ from fenchel.dual.problem import (
 )
 from fenchel.dual.result import Estimate
 
-# CLAIMS D-MEM, D-E27..30.
+# Deciphering Attention, eqs. 27 to 30; its radius 1 / (2 alpha) is not the right one.
 _SEARCH = 80  # steps for the reliability; bisection alone halves its logarithm's bracket each time
 _LEAST, _TENS = 1e-12, 14  # reliability |t|^2 is searched up to ten to that power
 _SURE = 8  # that of rows which are proven to be out of reach

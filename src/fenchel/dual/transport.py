@@ -39,7 +39,7 @@ __all__ = [
     "true_preference",
 ]
 
-# CLAIMS D-OT, D-E21, D-E35; the true preference: D-P1, D-E38.
+# Deciphering Attention, eqs. 21 and 35; the true preference: proposition 1 and eq. 38.
 TOLERANCE = 1e-22  # of the gap; its root, of the conditions of optimality (transport_newton.py)
 _ENTRIES = 2**18  # numbers of the largest temporary, where nothing is recorded
 _Operands = tuple[Tensor, Tensor, Tensor, Tensor]  # templates, preference, logits, shifts
@@ -129,7 +129,7 @@ def transport_first_order(
     problem = make_transport(templates, preference, cost, evidence, reliability, gamma, mask)
     prior = sum_plan(_operands(problem), torch.zeros_like(problem.evidence))[0]
     target = prior @ problem.templates + problem.evidence
-    return _assemble(problem, prior, target, problem.strength * problem.evidence)  # D-E22
+    return _assemble(problem, prior, target, problem.strength * problem.evidence)  # eq. 22
 
 
 def _keep_true_preference(problem: TransportProblem, best: Maximiser) -> Maximiser:

@@ -29,7 +29,7 @@ from fenchel.dual.problem import (
 )
 from fenchel.dual.transport_problem import broadcast_batch, spread
 
-# CLAIMS D-S9dot.
+# Deciphering Attention, section 9, with a dot product as cost.
 _ENTRIES = 2**22  # numbers of the queries that are held at once
 
 

@@ -52,7 +52,7 @@ def deviation(
         them about c^2 times as large where they are small. Compare at one scaling only.
     advance: called with the share of the work that was done since the last call.
     """
-    found = attentions(model, attention)  # CLAIMS D-Fig4 to D-Fig8
+    found = attentions(model, attention)  # Deciphering Attention, figures 4 to 8
     factor = check_scaling(scaling, found[0])
     reliability = float(read_positive(reliability, "reliability", torch.empty(())))
     batch = Batch.of(model, inputs, attention)

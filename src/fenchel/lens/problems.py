@@ -99,7 +99,7 @@ def problems(
     Arguments as of `deviation`; all sentences in one pass of the model, so that memory grows with
     their number.
     """
-    found = attentions(model, attention)  # CLAIMS D-E19a, D-E19b
+    found = attentions(model, attention)  # Deciphering Attention, eq. 19
     batch = Batch.of(model, inputs, attention)
     return list(layer_problems(model, found, batch, reliability, scaling))
 

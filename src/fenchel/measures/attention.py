@@ -29,7 +29,7 @@ class AttentionKernel(NonlinearKernel):
             [0.7311]])
     """
 
-    # CLAIMS M-D8/P9
+    # Vuckovic et al. (2020), definition 8 and proposition 9
 
     def __init__(self, potential: InteractionPotential, lookup: Kernel | Map | None = None) -> None:
         self.softmatch = Softmatch(potential)
@@ -60,7 +60,7 @@ class MultiHeadKernel(NonlinearKernel):
     bias: (d,), added once.
     """
 
-    # CLAIMS M-P12
+    # Vuckovic et al. (2020), proposition 12
 
     def __init__(
         self, heads: Sequence[NonlinearKernel], outputs: Sequence[Map], bias: Tensor | None = None

@@ -353,7 +353,7 @@ def _assignment(
     cost: _Array, a: _Array, b: _Array, certified: bool
 ) -> tuple[_Array, _Array | None]:
     """Even weights: some permutation is an optimal plan."""
-    # CLAIMS M-BL
+    # equal sizes: the best permutation (Birkhoff)
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError:

@@ -130,7 +130,7 @@ class Empirical(Measure):
         >>> coin.convolve(coin).merged().weights
         tensor([0.2500, 0.5000, 0.2500])
         """
-        # CLAIMS M-D13
+        # Vuckovic et al. (2020), definition 13
         if isinstance(other, Gaussian):
             return other.convolve(self)
         if not isinstance(other, Empirical):
@@ -151,7 +151,7 @@ class Empirical(Measure):
         >>> Dirac(torch.tensor([1.0])).kl(fair), fair.kl(Dirac(torch.tensor([1.0])))
         (tensor(0.6931), tensor(inf))
         """
-        # CLAIMS M-KL
+        # In Vuckovic et al. (2020) the integral is printed against the other measure.
         if not isinstance(other, Empirical):
             raise TypeError(
                 f"other must be an Empirical, got {type(other).__name__}; between Gaussians use "

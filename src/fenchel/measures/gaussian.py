@@ -139,7 +139,7 @@ class Gaussian(Measure):
 
     def convolve(self, other: Measure) -> Gaussian:
         """The law of X + Y for independent X and Y: means and covariances add."""
-        # CLAIMS M-D13
+        # Vuckovic et al. (2020), definition 13
         if not isinstance(other, Measure):
             raise TypeError(f"other must be a measure, got {type(other).__name__}")
         if other.dim != self.dim:

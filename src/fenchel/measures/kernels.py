@@ -6,7 +6,7 @@ They act on measures from the left, on functions from the right, and compose:
     K @ f         the function x -> E f(Y)
     K @ L         one after the other, so that (mu @ K) @ L = mu @ (K @ L)
 """
-# CLAIMS M-D2
+# Vuckovic et al. (2020), definition 2
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Lookup(Kernel):
         exceeds 1 where a key is repeated. With `weights` (..., n), those of a measure on the pairs,
         it is the law of the value given the key.
         """
-        # CLAIMS M-D5
+        # Vuckovic et al. (2020), definition 5, divided by how often a key repeats
         check_points(keys, "keys")
         check_points(values, "values")
         n = keys.shape[-2]

@@ -24,7 +24,7 @@ it proves that they are in the interior; on the boundary and outside, s >= 1 alw
 hand <u, k - moments> < 0 on the whole support, for u = lam or d, then u separates the moments from
 the hull; outside of it D has no bound, and lam is such a u once D < log of the smallest weight.
 """
-# CLAIMS M-T14, M-T14b
+# Vuckovic et al. (2020), theorem 14; not every value has a solution, as it claims
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 `query` and `key` are maps applied first, to x and to y: a matrix (d', d), acting as W x (with the
 transpose that the paper prints, shapes do not match), or a callable such as torch.nn.Linear.
 """
-# CLAIMS M-P12
+# Vuckovic et al. (2020), proposition 12
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Moment projection: the member of a family with the same moments."""
-# CLAIMS M-D6/7, M-P16
+# Vuckovic et al. (2020), definitions 6 and 7, proposition 16
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class MomentProjection:
     features: for a `GridFamily`, a function (..., n, d) -> (..., n, k); the others have their own.
     """
 
-    # CLAIMS M-P16, M-P17
+    # Vuckovic et al. (2020), propositions 16 and 17
 
     def __init__(self, features: Function | None = None, family: Family | None = None) -> None:
         self.family = Diracs() if family is None else family

@@ -22,7 +22,7 @@ def boltzmann_gibbs(log_g: Tensor | Function, nu: Empirical) -> Empirical:
     >>> boltzmann_gibbs(torch.tensor([4.0, 1.0]).log(), nu).weights
     tensor([0.5000, 0.5000])
     """
-    # CLAIMS M-D3
+    # Vuckovic et al. (2020), definition 3
     if isinstance(log_g, Empirical):
         raise TypeError(
             "log_g comes first and the measure second, as in boltzmann_gibbs(log_g, nu), got an "

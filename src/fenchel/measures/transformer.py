@@ -31,7 +31,7 @@ class TransformerKernel(NonlinearKernel):
             [0.6237]])
     """
 
-    # CLAIMS M-P12
+    # Vuckovic et al. (2020), proposition 12
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ def flow(mu: Empirical, kernels: Iterable[Kernel | NonlinearKernel]) -> list[Emp
     >>> [round(float(nu.covariance), 4) for nu in measures]  # tokens draw together
     [0.25, 0.0534, 0.0006]
     """
-    # CLAIMS M-FLOW
+    # the flow of measures in Vuckovic et al. (2020)
     measures = [mu]
     for kernel in kernels:
         now = measures[-1]

@@ -364,7 +364,7 @@ def _make_basis(functions: int | AnyBasis, dim: int) -> AnyBasis:
     """Given as a basis it is copied: the regression is that of what it is now.
 
     A number makes equal Gaussians as wide as they are apart: narrower ones leave holes
-    (CLAIMS F-Tab6.1).
+    (Farinhas, 2021, table 6.1).
     """
     if isinstance(functions, GaussianBasis | ParaboloidBasis):
         if functions.centers.requires_grad:

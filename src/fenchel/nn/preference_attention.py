@@ -99,7 +99,7 @@ class _Heads:
         return replace(self, t=t, v=v, bias=hidden)
 
 
-class PreferenceAttention(Module):  # CLAIMS D-E16 to D-E19, D-Fig4
+class PreferenceAttention(Module):  # Deciphering Attention, eqs. 16 to 19
     """concat_h(sum_i p_i V_h x_i) W + b, with the weights of an estimation problem in every head:
 
         p = argmin_p  reliability / 2 |mean_u + z - sum_i p_i t_i|^2 + KL(p, u)

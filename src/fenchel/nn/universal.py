@@ -6,7 +6,7 @@ If the constant of T is below one there is exactly one, whatever the start (Bana
 iterate is from it is known. Without U it would be the same for all inputs, with all tokens
 equal: the input must enter every step.
 """
-# CLAIMS M-P26, M-R27
+# Vuckovic et al. (2020), proposition 26 and remark 27
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from fenchel.regularizers.contract import (
 
 @dataclass(frozen=True)
 class Shannon(Regularizer):
-    """max_p <s, p> - tau * sum p log(p / nu), solved by p = nu exp(s / tau) / Z (CLAIMS L-1).
+    """max_p <s, p> - tau * sum p log(p / nu), solved by p = nu exp(s / tau) / Z.
 
     >>> fl.solve(scores, fl.Shannon(temperature=0.5)).weights
 

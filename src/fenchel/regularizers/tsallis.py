@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from fenchel._implicit import Solve, attach
+from fenchel._kernels.route import against_rows
+from fenchel._kernels.rows import row_offsets
 from fenchel._kernels.tsallis import EDGE_ABOVE, threshold_room, tsallis_offset
 from fenchel._numerics import (
     dot,
@@ -209,7 +211,7 @@ class _Rows(NamedTuple):
         live = base.keep(scores, -math.inf).detach()
         log_mass = base.log()
         log_mass = None if log_mass is None else log_mass.detach()
-        centre, rest = tsallis_offset(live, log_mass, eps.detach(), tau.detach())
+        centre, rest = _search(live, log_mass, eps.detach(), tau.detach())
         allowed, whole = base.allowed, base.whole  # not the masses, which are operands
 
         def linearise(
@@ -235,8 +237,8 @@ class _Rows(NamedTuple):
         """The weights, and the potential at the unscaled temperature tau.
 
         <s, p> - tau Omega(p) with the stationarity s = A + tau u = t + (tau/eps) y put in is
-        A + (1 - 1/alpha) tau <p, u> (CLAIMS F-E3.7), or t + (tau/alpha)(1/eps + <p, y>) in edge
-        form; the scale of the base adds (tau - scaled tau)/(alpha eps), smooth at eps = 0.
+        A + (1 - 1/alpha) tau <p, u> (Farinhas, 2021, eq. 3.7), or t + (tau/alpha)(1/eps + <p, y>)
+        in edge form; the scale of the base adds (tau - scaled tau)/(alpha eps), smooth at eps = 0.
         """
         parts = self._parts()
         p, y = self._answering(parts), parts.y
@@ -349,6 +351,20 @@ class _Rows(NamedTuple):
         softmax_rows = kl_terms(p, distance + log_mass, self.base.allowed)
         terms = torch.where(eps > 0, terms, softmax_rows)
         return where(self.base.allowed | (p == 0), terms, math.inf)
+
+
+def _search(
+    live: Tensor, log_mass: Tensor | None, eps: Tensor, tau: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(centre, rest) of the offset, by the kernel of the rows where it can."""
+    plain = log_mass is None and readable(eps, tau) and not has((eps > 1) | (tau != 1))
+    if not plain or against_rows(live) is not None:
+        return tsallis_offset(live, log_mass, eps, tau)
+    rows = torch.broadcast_shapes(live.shape[:-1], eps.shape[:-1])
+    flat = live.expand(*rows, -1).reshape(-1, live.shape[-1])
+    pair = row_offsets(flat, eps.double().expand(*rows, 1).reshape(-1))
+    centre, rest = pair.to(live.dtype).reshape(*rows, 2).split(1, -1)
+    return centre, where(rest < math.inf, rest, 0.0)  # +inf: no key is alive
 
 
 def _choose(condition: Tensor | bool, yes: Tensor, no: Tensor) -> Tensor:

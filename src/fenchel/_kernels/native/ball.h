@@ -8,7 +8,7 @@ struct Moments {
     double zeroth = 0, first[D] = {}, second[D][D] = {};
 };
 
-// Over [-radius, radius], of N(x; centre, deviation^2): (CLAIMS F-A.18..20).
+// Over [-radius, radius], of N(x; centre, deviation^2): (Farinhas, 2021, eqs. A.18 to A.20).
 struct Interval {
     double b, deviation, inverse, sign, far;
 

@@ -15,7 +15,7 @@ _ENTRIES = 2**24  # numbers of the Jacobians that are held at once
 
 
 def fisher_tallies(counted: Counted) -> Tallies:
-    """The Fisher information of p = softmax(scaling K q), summed over queries. CLAIMS L-6
+    """The Fisher information of p = softmax(scaling K q), summed over queries.
 
     fisher_scores: its trace in the scores, 1 - |p|^2. fisher: in the query, scaling^2 Cov_p(k),
     (H, f, f): which directions of a query change whom it looks at.

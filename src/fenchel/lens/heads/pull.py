@@ -26,7 +26,7 @@ class Advantage:
     """Of one attention: scores (B, H, Q, n), minus the derivative of the loss in each score.
 
     -dLoss/ds_j = p_j (E_p l - l_j) with l_j = <dLoss/dy, v_j>: positive where a step down the
-    gradient would attend more. CLAIMS L-5
+    gradient would attend more.
     """
 
     call: Call
