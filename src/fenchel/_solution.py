@@ -173,8 +173,12 @@ class Solution:
     @property
     def status(self) -> Tensor:
         """Codes of `Status`, one per row. OK means that the gap is within its tolerance."""
+        return self.judge(self.gap)
+
+    def judge(self, gap: Tensor) -> Tensor:
+        """The status of rows with this gap, for callers who have computed it already."""
         ok = self.outcome == Status.OK.value
-        return where(~ok | (self.gap <= self.tolerance), self.outcome, Status.INEXACT.value)
+        return where(~ok | (gap <= self.tolerance), self.outcome, Status.INEXACT.value)
 
     @property
     def tolerance(self) -> Tensor:
@@ -253,13 +257,11 @@ class Solution:
 
     def explain(self) -> str:
         """One line for each status that occurs, with what to do about it."""
-        lines = []
+        lines, codes = [], self.status
         for status in Status:
-            count = int((self.status == status).sum())
+            count = int((codes == status).sum())
             if count:
-                lines.append(
-                    f"{status.name}: {count} of {self.status.numel()} rows; {status.remedy}"
-                )
+                lines.append(f"{status.name}: {count} of {codes.numel()} rows; {status.remedy}")
         return "\n".join(lines) or "no rows"
 
     @property

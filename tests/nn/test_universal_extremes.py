@@ -54,7 +54,9 @@ def test_two_fixed_points_are_not_called_one():
     assert there.error.isinf().all()
 
 
-@pytest.mark.parametrize("constant", [0.9, 0.999, 0.9999])
+@pytest.mark.parametrize(
+    "constant", [0.9, 0.999, pytest.param(0.9999, marks=pytest.mark.slow)]  # 200,000 steps
+)
 def test_the_error_includes_rounding(constant):
     layer = averaging(constant, tolerance=1e-30, max_steps=200_000)
     with torch.no_grad():

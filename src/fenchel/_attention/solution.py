@@ -117,7 +117,8 @@ def _gather(call: Call, regularizer: Regularizer) -> AttentionSolution:
         columns[0].append(row)
         columns[1].append(entries[:, 2])
         columns[2].append(weights[entries.unbind(-1)])
-        numbers = (solution.threshold, solution.gap, solution.status)
+        gap = solution.gap
+        numbers = (solution.threshold, gap, solution.judge(gap))
         columns[3].append(torch.stack([x.double().reshape(batch, heads, rows) for x in numbers]))
     row, key, weight = (torch.cat(column) for column in columns[:3])
     order = row.argsort(stable=True)

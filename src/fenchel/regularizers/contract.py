@@ -28,6 +28,7 @@ from torch.nn import Module
 
 from fenchel._kernels.route import against_rows
 from fenchel._kernels.rows import FAMILIES, row_weights
+from fenchel._kernels.tsallis import power_ratio
 from fenchel._numerics import NonFiniteError, certificate_dtype, dot, has, masked_max, where
 from fenchel.priors import Base
 
@@ -282,10 +283,10 @@ def mass_gap(weights: Tensor, total: Tensor | None = None) -> Tensor:
     """Fenchel–Young term of the constraint sum p = total: m log(m / total) - m + total >= 0."""
     mass = weights.sum(-1)
     total = torch.ones_like(mass) if total is None else total
-    return total * bregman_power(mass / total, torch.zeros_like(mass))
+    return total * bregman_power(mass / total, 0.0)
 
 
-def bregman_power(ratio: Tensor, eps: Tensor) -> Tensor:
+def bregman_power(ratio: Tensor, eps: Tensor | float) -> Tensor:
     """(r^alpha - 1 - alpha (r - 1)) / (alpha eps) >= 0, alpha = 1 + eps, r >= 0; zero at one only.
 
     Far from one: (r L - (r - 1)) / alpha with L = (r^eps - 1)/eps, smooth through eps = 0. Near
@@ -294,8 +295,7 @@ def bregman_power(ratio: Tensor, eps: Tensor) -> Tensor:
     """
     excess = ratio - 1
     log_ratio = torch.log1p(where(ratio > 0, excess, 0.0))
-    power = torch.where(eps > 0, torch.expm1(eps * log_ratio) / where(eps > 0, eps, 1.0), log_ratio)
-    far = (where(ratio > 0, ratio * power, 0.0) - excess) / (1 + eps)
+    far = (where(ratio > 0, ratio * power_ratio(log_ratio, eps), 0.0) - excess) / (1 + eps)
     near = excess.abs() < 0.05
     step = where(near, excess, 0.0)
     remainder = sum(w * (1 - t) * (1 + t * step) ** (eps - 1) for t, w in _NODES)

@@ -105,7 +105,7 @@ def kl_terms(p: Tensor, log_optimum: Tensor, allowed: Tensor) -> Tensor:
     optimum = where(allowed, log_optimum.exp(), 0.0)
     ratio = p / where(optimum > 0, optimum, 1.0)
     near = (optimum > 0) & (ratio < 1e30)
-    close = optimum * bregman_power(where(near, ratio, 1.0), torch.zeros_like(p))
+    close = optimum * bregman_power(where(near, ratio, 1.0), 0.0)
     # Far above an optimum that may underflow: p (L - 1 + exp(-L)) with L = log(p / g).
     log_ratio = where(p > 0, p, 1.0).log() - log_optimum
     far = where(p > 0, p * (log_ratio + torch.expm1(-log_ratio)), 0.0)

@@ -129,7 +129,7 @@ class Tsallis(Regularizer):
         scaled_tau = scaled_tau.detach()
         centre, rest = (exactly(x).unsqueeze(-1) for x in (dual.centre, dual.offset))
         rows = _Rows(s, base, eps, scaled_tau, self._static_eps, centre, rest)
-        keys = scaled_tau.squeeze(-1) * rows.fenchel_young_terms(p).sum(-1)
+        keys = scaled_tau.squeeze(-1) * rows.fenchel_young_sum(p)
         total = keys + torch.maximum(scaled_tau, tau).squeeze(-1) * mass_gap(p)
         return where(fits.squeeze(-1), total, math.inf)
 
@@ -329,8 +329,38 @@ class _Rows(NamedTuple):
         """The offset in the precision of certificates."""
         return Dual(exactly(self.rest).squeeze(-1), exactly(self.centre).squeeze(-1))
 
-    def fenchel_young_terms(self, p: Tensor) -> Tensor:
-        """nu (omega(x) + omega*(y) - x y) for x = p / nu, in units of the temperature."""
+    def fenchel_young_sum(self, p: Tensor) -> Tensor:
+        """Sum over keys of nu (omega(x) + omega*(y) - x y), x = p / nu, in units of tau. (...)
+
+        Keys below the threshold without weight add nothing. Where most keys are such, the others
+        become rows of one key each.
+        """
+        above = self.base.allowed & (self._y(self.eps * self._distance()) > 0)
+        active = above | (p != 0)
+        if not readable(active) or 4 * int(active.sum()) >= active.numel():
+            return self._fenchel_young_terms(p).sum(-1)
+        terms = self._entries(active)._fenchel_young_terms(p[active].unsqueeze(-1))
+        rows = active.shape[:-1]
+        row = active.reshape(rows.numel(), -1).nonzero()[:, 0]
+        return p.new_zeros(rows.numel()).index_add_(0, row, terms.squeeze(-1)).reshape(rows)
+
+    def _entries(self, chosen: Tensor) -> _Rows:
+        """The chosen keys as rows of one key each."""
+
+        def pick(x: Tensor) -> Tensor:
+            return x.expand(chosen.shape)[chosen].unsqueeze(-1)
+
+        mass, log_mass = (
+            None if x is None else pick(x) for x in (self.base.mass, self.base.log_mass)
+        )
+        base = Base(pick(self.base.allowed), mass, log_mass, self.base.whole)
+        scores, eps, tau, centre, rest = (
+            pick(x) for x in (self.scores, self.eps, self.tau, self.centre, self.rest)
+        )
+        return _Rows(scores, base, eps, tau, self.static_eps, centre, rest)
+
+    def _fenchel_young_terms(self, p: Tensor) -> Tensor:
+        """Key by key."""
         eps, alpha, log_mass = self.eps, 1 + self.eps, self.base.safe_log()
         distance = self._distance()
         y = self._y(eps * distance)  # (optimum / nu)^eps
@@ -343,14 +373,22 @@ class _Rows(NamedTuple):
         optimum = where(inside, (log_power + log_mass).exp(), 0.0)
         ratio = p / where(optimum > 0, optimum, 1.0)
         near = (optimum > 0) & (ratio < 1e30)
-        close = optimum * y_inside * bregman_power(where(near, ratio, 1.0), eps)
+        power = eps if self.static_eps is None else self.static_eps
+        close = optimum * y_inside * bregman_power(where(near, ratio, 1.0), power)
         # Far from it nothing cancels: nu omega(p / nu) - p y' + nu omega*(y').
-        power = (eps * (where(p > 0, p, 1.0).log() - log_mass)).exp()  # (p / nu)^eps
-        far = where(p > 0, p * (power / alpha - y) / where(eps > 0, eps, 1.0), 0.0)
+        lifted = (eps * (where(p > 0, p, 1.0).log() - log_mass)).exp()  # (p / nu)^eps
+        far = where(p > 0, p * (lifted / alpha - y) / where(eps > 0, eps, 1.0), 0.0)
         terms = torch.where(near, close, far + optimum * y_inside / alpha)
-        softmax_rows = kl_terms(p, distance + log_mass, self.base.allowed)
-        terms = torch.where(eps > 0, terms, softmax_rows)
+        if self.static_eps is None:  # rows at alpha = 1 may be among them
+            softmax_rows = kl_terms(p, distance + log_mass, self.base.allowed)
+            terms = torch.where(eps > 0, terms, softmax_rows)
         return where(self.base.allowed | (p == 0), terms, math.inf)
+
+
+def _choose(condition: Tensor | bool, yes: Tensor, no: Tensor) -> Tensor:
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return torch.where(condition, yes, no)
 
 
 def _search(
@@ -365,12 +403,6 @@ def _search(
     pair = row_offsets(flat, eps.double().expand(*rows, 1).reshape(-1))
     centre, rest = pair.to(live.dtype).reshape(*rows, 2).split(1, -1)
     return centre, where(rest < math.inf, rest, 0.0)  # +inf: no key is alive
-
-
-def _choose(condition: Tensor | bool, yes: Tensor, no: Tensor) -> Tensor:
-    if isinstance(condition, bool):
-        return yes if condition else no
-    return torch.where(condition, yes, no)
 
 
 def _normalise(base: Base, like: Tensor) -> tuple[Base, Tensor]:
