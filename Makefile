@@ -7,8 +7,9 @@ STAMP := .venv/installed
 DOCS_STAMP := .venv/installed-docs
 MINILM := build/models/minilm
 
-# Rooms whose results may depend on the kernels; tests/attention switches them itself.
-ALSO_WITHOUT := tests/contracts tests/peers tests/nn tests/hf tests/continuous tests/test_documents.py
+# What may depend on the kernels; tests/attention switches them itself.
+ALSO_WITHOUT := tests/test_solve.py tests/test_maps.py tests/contracts tests/peers tests/nn tests/hf \
+	tests/continuous
 
 .PHONY: demo test test-papers test-slow lint claims experiments bench tour docs clean
 

@@ -160,7 +160,13 @@ def test_nested_vmap_and_hessian():
             assert (both[i, j] - alone).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("tsallis base", "norm", "budget", "fused grid")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES],
+)
 def test_compiles_whole_with_every_argument(name):
     make, _ = CASES[name]
 
