@@ -57,7 +57,7 @@ def assert_matches(found, wanted):
     same(found.gap, wanted.gap.to(DOUBLE), 1e-14)
     assert torch.equal(found.status, wanted.status)
     counts = (wanted.weights != 0).sum(-1)  # NaN counts
-    assert torch.equal(found.support, counts)
+    assert torch.equal(found.support_size, counts)
     assert found.shape == wanted.weights.shape
     assert found.rows[0] == 0
     assert found.rows[-1] == len(found.keys) == len(found.weights)
@@ -141,7 +141,7 @@ def test_one_head_as_a_sparse_matrix(tiles):
             matrix = solution.head(batch, head)
             assert matrix.layout == torch.sparse_csr
             assert torch.equal(matrix.to_dense(), weights[batch, head])
-            assert len(matrix.values()) == solution.support[batch, head].sum()
+            assert len(matrix.values()) == solution.support_size[batch, head].sum()
             rebuilt = torch.sparse_csr_tensor(
                 matrix.crow_indices(),
                 matrix.col_indices(),
@@ -201,7 +201,7 @@ def test_empty_and_broken_rows():
         )
         wanted = torch.tensor([0, 1, 2, 2, 0, 0]).expand(2, 3, 6)
         assert torch.equal(found.status, wanted), name
-        assert (found.support[..., 1] == 0).all()
+        assert (found.support_size[..., 1] == 0).all()
         assert (found.gap[..., 1] == 0).all()
         assert (found.threshold[..., 1] == INF).all()
         assert found.gap[..., 2:4].isnan().all()
@@ -230,7 +230,7 @@ def test_it_prints_as_one_line():
     case = make_case(fl.Tsallis(1.5))
     operands = case.operands(case.leaves)
     solution = fl.attention_solution(*operands, fl.Tsallis(1.5))
-    share = solution.support.sum() / (2 * 3 * 6 * 9)
+    share = solution.support_size.sum() / (2 * 3 * 6 * 9)
     shown = repr(solution)
     assert "\n" not in shown
     assert len(shown) < 120
@@ -251,7 +251,7 @@ def test_nothing_to_solve(lead, queries, keys):
     case = make_case(fl.Tsallis(1.5), lead=lead, queries=queries, keys=keys)
     found = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(1.5))
     assert found.shape == (*lead, queries, keys)
-    for rows in (found.status, found.gap, found.threshold, found.support):
+    for rows in (found.status, found.gap, found.threshold, found.support_size):
         assert rows.shape == (*lead, queries)
     if keys == 0:
         assert (found.status == fl.Status.EMPTY.value).all()

@@ -36,8 +36,8 @@ class AttentionSolution:
     shape: torch.Size  # of the scores: (..., query, key)
 
     @property
-    def support(self) -> Tensor:
-        """How many keys each query attends to; in `Solution` it is a mask. (..., query)"""
+    def support_size(self) -> Tensor:
+        """How many keys each query attends to. (..., query)"""
         return self.rows.diff().reshape(self.shape[:-1])
 
     def __repr__(self) -> str:
@@ -85,7 +85,7 @@ def attention_solution(
     """The distribution behind each output of `attention`, with its certificate.
 
     >>> sol = fl.attention_solution(q, k, v, fl.Tsallis(1.5))
-    >>> sol.support.float().mean(), sol.gap.max(), sol.head(0, 0)
+    >>> sol.support_size.float().mean(), sol.gap.max(), sol.head(0, 0)
 
     Arguments are those of `attention` but dropout. Not differentiable; weights in float32 at least.
     """
