@@ -104,12 +104,14 @@ def test_the_last_tile_may_be_short(queries, tiles):
 
 def test_a_tile_that_forgets_its_position_is_noticed(tiles, monkeypatch):
     """The comparison above fails if a tile believes that it is the first."""
-    from fenchel._attention.call import Call
+    from fenchel._attention.call import AttentionCall
 
     tiles(SMALL)
-    cut = Call.tile
+    cut = AttentionCall.tile
     monkeypatch.setattr(
-        Call, "tile", lambda self, *rows: Call(**{**vars(cut(self, *rows)), "first": 0})
+        AttentionCall,
+        "tile",
+        lambda self, *rows: AttentionCall(**{**vars(cut(self, *rows)), "first": 0}),
     )
     with pytest.raises(AssertionError, match="off by"):
         assert_agrees(fl.attention, CASES["norm"])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fenchel.measures import Dirac, Empirical, Gaussian, mixture
+from fenchel.measures import Dirac, Empirical, GaussianMeasure, mixture
 
 from .draws import F64, close, measure, normal, shares
 
@@ -73,7 +73,7 @@ def test_convolution_adds_means_and_covariances():  # definition 13, lemma 36
 def test_convolution_with_a_dirac_and_a_gaussian_is_a_translation():
     spread = torch.eye(2, dtype=F64)
     point = normal(2)
-    moved = Dirac(point).convolve(Gaussian(torch.ones(2, dtype=F64), spread))
+    moved = Dirac(point).convolve(GaussianMeasure(torch.ones(2, dtype=F64), spread))
     assert close(moved.mean, point + 1, 1e-15)
     assert close(moved.covariance, spread, 0.0)
 

@@ -9,7 +9,7 @@ import torch
 from fenchel import measures as fm
 from fenchel.measures import (
     Empirical,
-    Gaussian,
+    GaussianMeasure,
     entropic_wasserstein1,
     transport_plan,
     wasserstein1,
@@ -177,8 +177,8 @@ def test_messages():
     with pytest.raises(ValueError, match=r"there must be a feature, got \(4, 0\)"):
         fm.maximum_entropy(mu, torch.zeros(4, 0, dtype=D), torch.zeros(0, dtype=D))
     with pytest.raises(ValueError, match=r"a Gaussian needs a dimension, got a mean \(0,\)"):
-        Gaussian(torch.zeros(0), torch.zeros(0, 0))
-    for measure in (mu, Gaussian(torch.zeros(2), torch.eye(2))):
+        GaussianMeasure(torch.zeros(0), torch.zeros(0, 0))
+    for measure in (mu, GaussianMeasure(torch.zeros(2), torch.eye(2))):
         with pytest.raises(ValueError, match=r"offset must be \(\.\.\., d\), got the number"):
             measure.translate(torch.tensor(1.0))
         with pytest.raises(ValueError, match="offset lives in dimension 3, the measure in 2"):

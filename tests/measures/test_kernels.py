@@ -11,9 +11,9 @@ from fenchel.measures import (
     FeedForward,
     GaussianPotential,
     Kernel,
+    KernelMixture,
     LayerNorm,
     Lookup,
-    Mixture,
     Residual,
     ScaledDot,
     Softmatch,
@@ -40,7 +40,7 @@ def zoo(d=3):
         "shared": Softmatch(Dot())(measure(4, d, seed=11)),
         "split": Split(0.5),
         "dirac": Deterministic(normal(d, d, seed=12) / 2),
-        "mixed": Mixture([Split(0.3), Deterministic(torch.tanh)], [0.4, 0.6]),
+        "mixed": KernelMixture([Split(0.3), Deterministic(torch.tanh)], [0.4, 0.6]),
         "residual": Residual(Softmatch(GaussianPotential())(measure(2, d, seed=13))),
     }
 
@@ -202,10 +202,12 @@ def test_residual_is_the_law_of_the_sum():
 def test_mixture_is_linear():
     a, b = Split(0.5), Softmatch(Dot())(measure(4, 3, seed=3))
     x = normal(5, 3)
-    mixed = Mixture([a, b], torch.tensor([0.3, 0.7], dtype=F64))
+    mixed = KernelMixture([a, b], torch.tensor([0.3, 0.7], dtype=F64))
     wanted = 0.3 * (a @ torch.sin)(x) + 0.7 * (b @ torch.sin)(x)
     assert close((mixed @ torch.sin)(x), wanted, 1e-15)
-    assert close((Mixture([a, b]) @ torch.sin)(x), ((a @ torch.sin)(x) + (b @ torch.sin)(x)) / 2)
+    assert close(
+        (KernelMixture([a, b]) @ torch.sin)(x), ((a @ torch.sin)(x) + (b @ torch.sin)(x)) / 2
+    )
 
 
 def test_modules_of_tokens():

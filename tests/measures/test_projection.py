@@ -9,7 +9,7 @@ from fenchel.measures import (
     Diracs,
     Dot,
     Empirical,
-    Gaussian,
+    GaussianMeasure,
     Gaussians,
     GridFamily,
     MomentProjection,
@@ -43,7 +43,7 @@ def test_moments_are_kept_and_projecting_again_changes_nothing():  # definitions
         assert close(moments(pi(once)), moments(once), 1e-12)
     assert isinstance(MomentProjection()(mu), Empirical)
     assert MomentProjection()(mu).size == 1
-    assert isinstance(MomentProjection(family=Gaussians())(mu), Gaussian)
+    assert isinstance(MomentProjection(family=Gaussians())(mu), GaussianMeasure)
 
 
 def minimise(loss, start):
@@ -86,11 +86,11 @@ def test_narrow_gaussians_lead_to_the_mean(sigma):
     mu = Empirical(
         torch.tensor([[-1.0], [0.2], [2.0]], dtype=F64), torch.tensor([0.5, 0.3, 0.2], dtype=F64)
     )
-    rho = Gaussian(torch.zeros(1, dtype=F64), torch.full((1, 1), sigma**2, dtype=F64))
+    rho = GaussianMeasure(torch.zeros(1, dtype=F64), torch.full((1, 1), sigma**2, dtype=F64))
     smooth = mu.convolve(rho.quadrature(30))  # rho * mu, up to degree 59
 
     def cross_entropy(x):  # KL up to a term without x
-        near = Gaussian(x, rho.covariance).density
+        near = GaussianMeasure(x, rho.covariance).density
         return -smooth.expectation(near.log_prob)
 
     found = minimise(cross_entropy, torch.zeros(1, dtype=F64))
@@ -124,7 +124,7 @@ def test_gaussian_kernels_compose_as_far_as_they_can():
     value = (K @ (lambda y: y.square().sum(-1)))(x)
     moment = K.at(x).covariance.diagonal(dim1=-2, dim2=-1).sum(-1) + K.at(x).mean.square().sum(-1)
     assert close(value, moment, 1e-12)
-    with pytest.raises(TypeError, match=r"mixture of Gaussian measures.*MomentProjection\(\)"):
+    with pytest.raises(TypeError, match=r"mixture of GaussianMeasure.*MomentProjection\(\)"):
         Empirical(x) @ K
 
 

@@ -17,7 +17,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AttentionCall:
     """Operands of one attention: four axes each, masks and bases in views that broadcast."""
 
     query: Tensor  # (batch, head, query, d)
@@ -38,7 +38,7 @@ class Call:
     def scores_shape(self) -> torch.Size:
         return torch.Size((*self.query.shape[:3], self.key.shape[2]))
 
-    def tile(self, start: int, stop: int) -> Call:
+    def tile(self, start: int, stop: int) -> AttentionCall:
         """The same call for the queries start .. stop - 1."""
 
         def rows(part: Tensor | None) -> Tensor | None:
@@ -80,7 +80,7 @@ def prepare(
     scale: float | None,
     dropout_p: float,
     enable_gqa: bool,
-) -> Call:
+) -> AttentionCall:
     """Check what a caller of `scaled_dot_product_attention` may pass, and lay it out."""
     _check_operands(query, key, value)
     _check_numbers(is_causal, scale, dropout_p, enable_gqa)
@@ -95,7 +95,7 @@ def prepare(
         if not base.is_floating_point() and base.dtype != torch.bool:
             base = base.to(compute_dtype(query.dtype))
         base = _broadcast(base, shape, "base", query.device)
-    return Call(
+    return AttentionCall(
         query=_four(query.expand(*lead, *query.shape[-2:])),
         key=_four(key.expand(*kv_lead, *key.shape[-2:])),
         value=_four(value.expand(*kv_lead, *value.shape[-2:])),
@@ -248,7 +248,7 @@ def stored(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def rounded_base(call: Call) -> Call:
+def rounded_base(call: AttentionCall) -> AttentionCall:
     """The call with a float64 base in the precision of its scores, if that holds every mass.
 
     Rounding moves a mass by half a unit, which is the error of the scores themselves; a mass that

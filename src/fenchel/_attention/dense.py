@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fenchel._attention.call import Call, rounded_base, stored
+from fenchel._attention.call import AttentionCall, rounded_base, stored
 from fenchel._attention.tiled import TILES, by_tiles, tiled
 from fenchel._kernels.route import Path, Reason, against_sdpa
 from fenchel._numerics import where
@@ -23,7 +23,7 @@ from fenchel.priors import Prior, resolve
 from fenchel.regularizers.shannon import Shannon
 
 
-def softmax_paths(call: Call, regularizer: Shannon) -> list[Path]:
+def softmax_paths(call: AttentionCall, regularizer: Shannon) -> list[Path]:
     """The fastest first."""
     rounded = rounded_base(call)
     return [
@@ -36,7 +36,7 @@ def softmax_paths(call: Call, regularizer: Shannon) -> list[Path]:
     ]
 
 
-def _against(call: Call, regularizer: Shannon) -> Reason:
+def _against(call: AttentionCall, regularizer: Shannon) -> Reason:
     trains = None
     if isinstance(call.base, Prior):
         sizes = (min(1, n) for n in call.scores_shape[2:])  # there may be no key to ask about
@@ -52,7 +52,7 @@ def _against(call: Call, regularizer: Shannon) -> Reason:
     )
 
 
-def _attend(call: Call, regularizer: Shannon) -> Tensor:
+def _attend(call: AttentionCall, regularizer: Shannon) -> Tensor:
     """(batch, head, query, d_value)."""
     operands = (call.query, call.key, call.value)
     follows = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
@@ -62,14 +62,14 @@ def _attend(call: Call, regularizer: Shannon) -> Tensor:
     return output
 
 
-def _fused(call: Call, regularizer: Shannon) -> Tensor:
+def _fused(call: AttentionCall, regularizer: Shannon) -> Tensor:
     simple = call.bias is None and call.base is None
     if simple and not (call.causal and call.mask is not None):
         return _sdpa(call, regularizer, call.mask, call.causal)
     return by_tiles(call, regularizer, _biased)
 
 
-def _biased(call: Call, regularizer: Shannon) -> Tensor:
+def _biased(call: AttentionCall, regularizer: Shannon) -> Tensor:
     """A tile with everything that is not the product put into one additive mask."""
     bias = call.query.new_zeros(())
     if call.bias is not None:
@@ -84,7 +84,7 @@ def _biased(call: Call, regularizer: Shannon) -> Tensor:
     return _sdpa(call, regularizer, bias.expand(call.scores_shape), False)
 
 
-def _log_mass(call: Call) -> Tensor:
+def _log_mass(call: AttentionCall) -> Tensor:
     base = call.restore(call.base) if isinstance(call.base, Tensor) else call.base
     shape = torch.Size((*call.lead, *call.scores_shape[2:]))
     measure = resolve(base, shape, call.query)
@@ -94,7 +94,7 @@ def _log_mass(call: Call) -> Tensor:
     return log_mass
 
 
-def _sdpa(call: Call, regularizer: Shannon, mask: Tensor | None, causal: bool) -> Tensor:
+def _sdpa(call: AttentionCall, regularizer: Shannon, mask: Tensor | None, causal: bool) -> Tensor:
     assert isinstance(regularizer.temperature, float | int)
     query, key, value = call.query, call.key, call.value
     scale = call.scale / regularizer.temperature
@@ -122,7 +122,7 @@ class _Fused(torch.autograd.Function):
     """Torch's operator with its own derivative; a derivative of that is taken through the tiles."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, regularizer: Shannon, *operands: Tensor) -> Tensor:
+    def forward(ctx: Any, call: AttentionCall, regularizer: Shannon, *operands: Tensor) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.call, ctx.regularizer = call, regularizer
         rest = {"mask": call.mask, "bias": call.bias, "base": call.base}

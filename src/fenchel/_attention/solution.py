@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._attention.call import Call, prepare
+from fenchel._attention.call import AttentionCall, prepare
 from fenchel._attention.tiled import solve_tile, split
 from fenchel._solution import Status
 from fenchel.priors import Prior
@@ -105,7 +105,7 @@ def attention_solution(
         return _gather(call, regularizer)
 
 
-def _gather(call: Call, regularizer: Regularizer) -> AttentionSolution:
+def _gather(call: AttentionCall, regularizer: Regularizer) -> AttentionSolution:
     batch, heads, queries, keys = call.scores_shape
     columns: list[list[Tensor]] = [[], [], [], []]
     for tile, of_rows in split(call, regularizer):

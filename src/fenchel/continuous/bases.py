@@ -28,14 +28,14 @@ class Basis(Protocol):
     def expectation(self, density: Density, tolerance: float | None = None) -> Tensor: ...
 
 
-class Estimate(NamedTuple):
+class Expectation(NamedTuple):
     """Expected basis functions and how wrong they may be, both (..., N)."""
 
     value: Tensor
     error: Tensor
 
 
-def expect_with_error(density: Any, basis: Basis, tolerance: float | None = None) -> Estimate:
+def expect_with_error(density: Any, basis: Basis, tolerance: float | None = None) -> Expectation:
     """`density.expect(basis)` with an estimate of its error: the distance to a finer computation.
 
     >>> basis = GaussianBasis.grid(10, 0.001, 2)
@@ -48,7 +48,7 @@ def expect_with_error(density: Any, basis: Basis, tolerance: float | None = None
     value = density.expect(basis, tolerance)
     with torch.no_grad():
         finer = density.expect(basis, max(1e-3 * tolerance, _LEAST_TOLERANCE))
-    return Estimate(value, (value.detach() - finer).abs())
+    return Expectation(value, (value.detach() - finer).abs())
 
 
 class GaussianBasis:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fenchel.measures.affine import Affine, Map, affine_of, as_map
 from fenchel.measures.empirical import Empirical
-from fenchel.measures.kernels import Deterministic, Kernel, Mixture, NonlinearKernel
+from fenchel.measures.kernels import Deterministic, Kernel, KernelMixture, NonlinearKernel
 from fenchel.measures.lookup import Lookup
 from fenchel.measures.potentials import InteractionPotential, ScaledDot
 from fenchel.measures.projection import MomentProjection
@@ -81,7 +81,7 @@ class MultiHeadKernel(NonlinearKernel):
 
     def __call__(self, mu: Empirical) -> Kernel:
         parts = [head(mu) @ out for head, out in zip(self.heads, self.outputs, strict=True)]
-        return MomentProjection()(Mixture(parts))
+        return MomentProjection()(KernelMixture(parts))
 
     def __repr__(self) -> str:
         return f"MultiHeadKernel({len(self.heads)} heads)"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_tensor, has, where
-from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.gaussian import GaussianMeasure
 from fenchel.measures.measure import Function, Measure, average, check_offset, check_points, valued
 
 
@@ -131,7 +131,7 @@ class Empirical(Measure):
         tensor([0.2500, 0.5000, 0.2500])
         """
         # Vuckovic et al. (2020), definition 13
-        if isinstance(other, Gaussian):
+        if isinstance(other, GaussianMeasure):
             return other.convolve(self)
         if not isinstance(other, Empirical):
             raise TypeError(f"other must be a measure, got {type(other).__name__}")

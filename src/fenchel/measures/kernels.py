@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fenchel.measures.affine import Affine, Map, affine_of, as_map, check_settled, map_name, mapped
 from fenchel.measures.empirical import Empirical, mixing_weights, mixture
-from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.gaussian import GaussianMeasure
 from fenchel.measures.measure import Function, Measure, average, check_points
 
 
@@ -73,9 +73,9 @@ class Kernel(ABC):
     @overload
     def __rmatmul__(self, measure: Empirical) -> Empirical: ...
     @overload
-    def __rmatmul__(self, measure: Gaussian) -> Gaussian: ...
+    def __rmatmul__(self, measure: GaussianMeasure) -> GaussianMeasure: ...
     def __rmatmul__(self, measure: Measure) -> Measure:
-        if isinstance(measure, Gaussian):
+        if isinstance(measure, GaussianMeasure):
             return pushed(measure, self)
         if not isinstance(measure, Empirical):
             raise TypeError(
@@ -103,7 +103,7 @@ class Applied:
     def valued(self, x: Tensor) -> tuple[Tensor, bool]:
         """The values, and whether they are vectors: with more axes than x has, no shape says so."""
         found = self.kernel.at(x)
-        measure = found.quadrature() if isinstance(found, Gaussian) else discrete(found)
+        measure = found.quadrature() if isinstance(found, GaussianMeasure) else discrete(found)
         inner = self.function
         return measure.averages(_ByRows(inner) if isinstance(inner, Applied) else inner)
 
@@ -239,11 +239,11 @@ class Residual(Kernel):
         return f"Residual({self.kernel!r})"
 
 
-class Mixture(Kernel):
+class KernelMixture(Kernel):
     """sum_j weights_j K_j, weights non-negative with sum 1; uniform by default.
 
     >>> maps = [Deterministic(torch.eye(1)), Deterministic(-torch.eye(1))]
-    >>> Mixture(maps, [0.75, 0.25]).at(torch.ones(1, 1)).mean
+    >>> KernelMixture(maps, [0.75, 0.25]).at(torch.ones(1, 1)).mean
     tensor([[0.5000]])
     """
 
@@ -259,7 +259,7 @@ class Mixture(Kernel):
     def __repr__(self) -> str:
         weights = ", ".join(f"{weight:.3g}" for weight in self.weights.tolist()[:4])
         more = ", …" if len(self.kernels) > 4 else ""
-        return f"Mixture({len(self.kernels)} kernels, weights [{weights}{more}])"
+        return f"KernelMixture({len(self.kernels)} kernels, weights [{weights}{more}])"
 
 
 # ---- how a measure goes through a kernel
@@ -271,7 +271,7 @@ def carried(first: Measure, kernel: Kernel) -> Measure:
     Points go in as (..., m n, d): the kernel's own batch axes stay beside those of `first` and
     never meet the axis m.
     """
-    if isinstance(first, Gaussian):
+    if isinstance(first, GaussianMeasure):
         return pushed(first, kernel)
     first = discrete(first)
     points = first.points if first.points.dim() > 2 else first.points.unsqueeze(0)
@@ -288,7 +288,7 @@ def carried(first: Measure, kernel: Kernel) -> Measure:
     return Empirical._made(targets, joint.flatten(-2))
 
 
-def pushed(measure: Gaussian, kernel: Kernel) -> Gaussian:
+def pushed(measure: GaussianMeasure, kernel: Kernel) -> GaussianMeasure:
     """A Gaussian through an affine map, exactly."""
     affine = kernel.affine()
     if affine is None:
@@ -304,7 +304,7 @@ def discrete(measure: Measure) -> Empirical:
     """Refuse what does not sit on finitely many points."""
     if not isinstance(measure, Empirical):
         raise TypeError(
-            f"this would be a mixture of {type(measure).__name__} measures, which is no measure of "
+            f"this would be a mixture of {type(measure).__name__} objects, which is no measure of "
             "this room; take kernel.at(x), project onto Diracs with MomentProjection(), or sample"
         )
     return measure

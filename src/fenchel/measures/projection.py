@@ -12,13 +12,13 @@ from fenchel._numerics import has
 from fenchel._solution import SolveError, Status
 from fenchel.measures.affine import Affine, map_name
 from fenchel.measures.empirical import Dirac, Empirical
-from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.gaussian import GaussianMeasure
 from fenchel.measures.kernels import Kernel
 from fenchel.measures.maximum_entropy import maximum_entropy
 from fenchel.measures.measure import Function, Measure
 
 
-class Family(ABC):
+class MeasureFamily(ABC):
     """A set of measures, one for each vector of moments."""
 
     fixed: bool  # whether the features belong to the family, and none are given
@@ -31,7 +31,7 @@ class Family(ABC):
         """The one with the moments of `measure`."""
 
 
-class Diracs(Family):
+class Diracs(MeasureFamily):
     """Moments are the mean: the projection that attention ends with."""
 
     fixed = True
@@ -40,16 +40,16 @@ class Diracs(Family):
         return Dirac(measure.mean)
 
 
-class Gaussians(Family):
+class Gaussians(MeasureFamily):
     """Moments are the mean and the covariance."""
 
     fixed = True
 
-    def member(self, measure: Measure, features: Function | None) -> Gaussian:
-        return Gaussian._made(measure.mean, measure.covariance)
+    def member(self, measure: Measure, features: Function | None) -> GaussianMeasure:
+        return GaussianMeasure._made(measure.mean, measure.covariance)
 
 
-class GridFamily(Family):
+class GridFamily(MeasureFamily):
     """exp(<theta, features> - A(theta)) times a base measure on a grid.
 
     points (n, d), weights (n,) of the base; uniform by default.
@@ -100,9 +100,11 @@ class MomentProjection:
 
     # Vuckovic et al. (2020), propositions 16 and 17
 
-    def __init__(self, features: Function | None = None, family: Family | None = None) -> None:
+    def __init__(
+        self, features: Function | None = None, family: MeasureFamily | None = None
+    ) -> None:
         self.family = Diracs() if family is None else family
-        if not isinstance(self.family, Family):
+        if not isinstance(self.family, MeasureFamily):
             raise TypeError(
                 "family must be Diracs(), Gaussians() or GridFamily(points), got "
                 f"{type(family).__name__}"

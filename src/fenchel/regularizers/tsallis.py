@@ -359,7 +359,8 @@ def _search(
     """(centre, rest) of the offset, by the kernel of the rows where it can."""
     plain = log_mass is None and readable(eps, tau) and not has((eps > 1) | (tau != 1))
     if not plain or against_rows(live) is not None:
-        return tsallis_offset(live, log_mass, eps, tau)
+        centre, rest = tsallis_offset(live, log_mass, eps, tau)
+        return centre, rest
     rows = torch.broadcast_shapes(live.shape[:-1], eps.shape[:-1])
     flat = live.expand(*rows, -1).reshape(-1, live.shape[-1])
     pair = row_offsets(flat, eps.double().expand(*rows, 1).reshape(-1))
