@@ -104,11 +104,11 @@ def _snapshot(regularizer: Regularizer) -> Regularizer:
     """A copy with its own tensors: an optimiser's step on alpha must not change past answers."""
     if torch.compiler.is_compiling():  # traced tensors do not change behind our back
         return regularizer
-    mine = copy.copy(regularizer)
+    snapshot = copy.copy(regularizer)
     for name, value in vars(regularizer).items():
         if isinstance(value, Tensor):
-            object.__setattr__(mine, name, value.clone())
-    return mine
+            object.__setattr__(snapshot, name, value.clone())
+    return snapshot
 
 
 def check_scores(scores: Tensor, dim: int) -> None:

@@ -355,11 +355,11 @@ def check_base(base: object) -> None:
     if base is None or isinstance(base, Prior):
         return
     if not isinstance(base, Tensor):
-        made = (
+        remedy = (
             f"call it: {base.__name__}(...)" if isinstance(base, type) else "use torch.tensor(...)"
         )
         raise TypeError(
-            f"base must be a tensor or a fenchel prior, got {type(base).__name__}; {made}"
+            f"base must be a tensor or a fenchel prior, got {type(base).__name__}; {remedy}"
         )
     if base.is_complex():
         raise TypeError("base must be real and non-negative, got complex numbers")

@@ -214,7 +214,7 @@ def test_bad_input():
         dropped(scores, values, 3)
     with pytest.raises(ValueError, match="count must be >= 1, got 0"):
         dropped(scores, values, 0)
-    with pytest.raises(ValueError, match="kept must be at most the 3 tokens there are, got 4"):
+    with pytest.raises(ValueError, match="count must be at most the 3 tokens there are, got 4"):
         subsampled(scores, values, 4)
     with pytest.raises(ValueError, match="count must be at most the 3 tokens"):
         replaced(scores, values, 4, largest_score=0.0, radius=1.0)

@@ -39,7 +39,7 @@ def attention_backward(*wanted):
     output, *saved = attention.tsallis_attention(**arguments, save=True)
     names = ("offset", "support_size", "saved_key", "saved_distance")
     kept = dict(zip(names, saved, strict=True))
-    return {"gradient": torch.ones_like(output), **arguments, **kept, "wanted": list(wanted)}
+    return {"gradient": torch.ones_like(output), **arguments, **kept, "output_mask": list(wanted)}
 
 
 def averages():

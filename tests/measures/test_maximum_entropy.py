@@ -49,7 +49,7 @@ def test_the_checker_can_fail():
     assert_solved(found, nu, values, moments)
     moved = found.measure.weights + 1e-6 * (normal(6) - normal(6).mean())
     for wrong in (
-        found._replace(measure=Empirical._made(nu.points, moved)),
+        found._replace(measure=Empirical._unchecked(nu.points, moved)),
         found._replace(multiplier=found.multiplier + 1e-6),
         found._replace(divergence=found.divergence + 1e-6),
         found._replace(status=torch.tensor(MAX_STEPS)),

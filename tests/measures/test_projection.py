@@ -70,7 +70,7 @@ def test_the_projection_is_the_nearest_member(seed):  # proposition 16
     scaled = powers(GRID) / torch.tensor([1.0, 4.0], dtype=F64)
 
     def member(theta):
-        return Empirical._made(GRID, torch.softmax(scaled @ theta, 0))
+        return Empirical._unchecked(GRID, torch.softmax(scaled @ theta, 0))
 
     theta = minimise(lambda t: mu.kl(member(t)), torch.zeros(2, dtype=F64))
     found = MomentProjection(powers, GridFamily(GRID))(mu)

@@ -261,8 +261,8 @@ def rounded_base(call: AttentionCall) -> AttentionCall:
     if base.requires_grad or not readable(masses):
         return call
     rounded = masses.to(dtype)
-    held = (rounded >= torch.finfo(dtype).tiny) & (rounded < torch.inf)
-    if has((masses > 0) & ~held):
+    representable = (rounded >= torch.finfo(dtype).tiny) & (rounded < torch.inf)
+    if has((masses > 0) & ~representable):
         return call
     return replace(call, base=rounded.expand(base.shape))
 

@@ -125,8 +125,9 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, call: AttentionCall, regularizer: Shannon, *operands: Tensor) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.call, ctx.regularizer = call, regularizer
-        rest = {"mask": call.mask, "bias": call.bias, "base": call.base}
-        ctx.unchanged = Unchanged(**rest, regularizer=regularizer)
+        ctx.unchanged = Unchanged(
+            mask=call.mask, bias=call.bias, base=call.base, regularizer=regularizer
+        )
         with torch.enable_grad():
             ctx.inputs = [operand.detach().requires_grad_() for operand in operands]
             query, key, value = ctx.inputs
@@ -143,6 +144,7 @@ class _Fused(torch.autograd.Function):
         ctx.unchanged.check()
         call = replace(ctx.call, query=query, key=key, value=value)
         output = tiled(call, ctx.regularizer)
-        wanted = [x for x in ctx.saved_tensors if x.requires_grad]
-        found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-        return None, None, *(next(found) if x.requires_grad else None for x in ctx.saved_tensors)
+        operands = ctx.saved_tensors
+        leaves = [x for x in operands if x.requires_grad]
+        slopes = iter(torch.autograd.grad(output, leaves, gradient, create_graph=True))
+        return None, None, *(next(slopes) if x.requires_grad else None for x in operands)

@@ -42,8 +42,8 @@ class AttentionSolution:
 
     def __repr__(self) -> str:
         share = int((self.weights > 0).sum()) / max(1, self.shape.numel())
-        known = self.gap[~self.gap.isnan()]
-        gap = f"gap <= {float(known.max()):.2g}" if known.numel() else "no gap"
+        gaps = self.gap[~self.gap.isnan()]
+        gap = f"gap <= {float(gaps.max()):.2g}" if gaps.numel() else "no gap"
         counts = [(int((self.status == status).sum()), status.name) for status in Status]
         rows = ", ".join(f"{count} {name}" for count, name in counts if count) or "no rows"
         shape = tuple(self.shape)

@@ -124,9 +124,9 @@ def drop(weights: Tensor, call: AttentionCall) -> Tensor:
     """Dropout on the weights: kept ones grow by 1 / (1 - p)."""
     if call.seed is None:
         return weights
-    kept = keep_mask(call.seed, call.scores_shape, call.dropout, call.first, call.queries)
+    mask = keep_mask(call.seed, call.scores_shape, call.dropout, call.first, call.queries)
     factor = 1 / (1 - call.dropout) if call.dropout < 1 else 0.0
-    return where(kept, weights * factor, 0.0)
+    return where(mask, weights * factor, 0.0)
 
 
 def _per_head(tensor: Tensor, call: AttentionCall) -> Tensor:

@@ -62,11 +62,11 @@ def _average_backward(
     _check(query, key, value, share)
     check(slope, "slope", (*query.shape[:2], value.shape[2]), (query.dtype,))
     slope, *operands = (x.contiguous() for x in (slope, query, key, value, share))
-    made = _backward_shapes(slope, *operands)
+    gradients = _backward_shapes(slope, *operands)
     pointers = [*(x.data_ptr() for x in operands), None]
-    pointers += [x.data_ptr() for x in (slope, *made)]
+    pointers += [x.data_ptr() for x in (slope, *gradients)]
     run("average", _problem(query, value, *pointers))
-    return made
+    return gradients
 
 
 def _backward_shapes(
@@ -83,8 +83,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, slope: Tensor) -> Four:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _differentiable(slope, *ctx.saved_tensors)
-    made: Four = average_attention_backward(slope, *ctx.saved_tensors)
-    return made
+    gradients: Four = average_attention_backward(slope, *ctx.saved_tensors)
+    return gradients
 
 
 def _differentiable(

@@ -6,7 +6,7 @@ context = values.expect(density)
 """
 
 from fenchel.continuous.bases import (
-    Expectation,
+    ExpectationWithError,
     GaussianBasis,
     ParaboloidBasis,
     cell_centers,
@@ -34,7 +34,7 @@ __all__ = [
     "MDL",
     "Density",
     "Ellipsoid",
-    "Expectation",
+    "ExpectationWithError",
     "Gaussian",
     "GaussianBasis",
     "Mixture",

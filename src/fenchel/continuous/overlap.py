@@ -21,7 +21,7 @@ _REACH = 9.0  # deviations of exp(-|u|^2 / eps), which bounds the density
 
 
 def under_tsallis(
-    mean: Tensor, scale: Tensor, eps: Tensor, centre: Tensor, own: Tensor, tolerance: float
+    mean: Tensor, scale: Tensor, eps: Tensor, centre: Tensor, basis_scale: Tensor, tolerance: float
 ) -> Tensor:
     """Operands broadcast; eps = alpha - 1 > 0 (...). (...)
 
@@ -29,7 +29,9 @@ def under_tsallis(
     """
     dtype = torch.promote_types(mean.dtype, centre.dtype)
     inner = certificate_dtype(mean.device)
-    mean, scale, eps, centre, own = (x.to(inner) for x in (mean, scale, eps, centre, own))
+    mean, scale, eps, centre, basis_scale = (
+        x.to(inner) for x in (mean, scale, eps, centre, basis_scale)
+    )
     d = mean.shape[-1]
     factor, one = matrices.cholesky(scale), torch.ones((), dtype=inner, device=mean.device)
     half_log_det = matrices.half_log_det(factor)
@@ -37,8 +39,8 @@ def under_tsallis(
     radius = (2 * (eps * peak).exp() / eps).sqrt()
     back = matrices.inverse_of_factor(factor) / radius[..., None, None]
     at = matrices.multiply(back, centre - mean)
-    shape = back @ matrices.symmetric(own) @ back.mT
-    level = tsallis.log_peak(one, d, matrices.half_log_det(matrices.cholesky(own))).exp()
+    shape = back @ matrices.symmetric(basis_scale) @ back.mT
+    level = tsallis.log_peak(one, d, matrices.half_log_det(matrices.cholesky(basis_scale))).exp()
     bound = torch.where(eps < 1, (_REACH * (eps / 2).sqrt()).clamp_max(1.0), 1.0).detach()
     exact = not transformed() and bool((eps == 1).all())
     volume = half_log_det + d * radius.log()

@@ -106,13 +106,13 @@ def second_order(
 
 def _keep_preference(problem: EstimationProblem, best: newton.Minimiser) -> newton.Minimiser:
     """Without evidence the preference is the answer: no rounding of a search."""
-    asked = (problem.evidence.detach() != 0).any(-1)
-    given = problem.preference.detach().log()
+    has_evidence = (problem.evidence.detach() != 0).any(-1)
+    log_preference = problem.preference.detach().log()
     return replace(
         best,
-        log_weights=torch.where(asked.unsqueeze(-1), best.log_weights, given),
-        gap=where(asked, best.gap, 0.0),
-        steps=torch.where(asked, best.steps, torch.zeros_like(best.steps)),
+        log_weights=torch.where(has_evidence.unsqueeze(-1), best.log_weights, log_preference),
+        gap=where(has_evidence, best.gap, 0.0),
+        steps=torch.where(has_evidence, best.steps, torch.zeros_like(best.steps)),
     )
 
 
@@ -280,8 +280,8 @@ def solve_curvature(
         eye = torch.eye(d, dtype=right.dtype, device=right.device)
         return matrices.solve(eye + centred.mT @ scaled, right * reliability)
     eye = torch.eye(n, dtype=right.dtype, device=right.device)
-    seen = (scaled @ right.unsqueeze(-1)).squeeze(-1)  # reliability w <t - h, right>
-    change = matrices.solve(eye + scaled @ centred.mT, seen)
+    image = (scaled @ right.unsqueeze(-1)).squeeze(-1)  # reliability w <t - h, right>
+    change = matrices.solve(eye + scaled @ centred.mT, image)
     return reliability * (right - (change.unsqueeze(-2) @ centred).squeeze(-2))
 
 

@@ -121,20 +121,20 @@ class Estimate:
         """
         if not isinstance(other, Estimate):
             raise TypeError(f"other must be an Estimate, got {type(other).__name__}")
-        one, two = self.unrounded, other.unrounded
-        if one.mean.shape[-1] != two.mean.shape[-1]:
+        first, second = self.unrounded, other.unrounded
+        if first.mean.shape[-1] != second.mean.shape[-1]:
             raise ValueError(
-                f"the estimates have {one.mean.shape[-1]} and {two.mean.shape[-1]} coordinates; "
-                "compare two solutions of one problem"
+                f"the estimates have {first.mean.shape[-1]} and {second.mean.shape[-1]} "
+                "coordinates; compare two solutions of one problem"
             )
-        broadcast(this=one.noise.shape, other=two.noise.shape)
-        means = one.mean - two.mean + (one.centre - two.centre)
-        noise = one.noise + two.noise
-        doubt = one.multiplier_noise + two.multiplier_noise
+        broadcast(this=first.noise.shape, other=second.noise.shape)
+        means = first.mean - second.mean + (first.centre - second.centre)
+        noise = first.noise + second.noise
+        doubt = first.multiplier_noise + second.multiplier_noise
         return Deviation(
-            _relative(one.multiplier - two.multiplier, two.multiplier, doubt),
-            _relative(means, two.mean + two.centre, noise),
-            _relative(means, two.mean - two.prior_mean, noise),
+            _relative(first.multiplier - second.multiplier, second.multiplier, doubt),
+            _relative(means, second.mean + second.centre, noise),
+            _relative(means, second.mean - second.prior_mean, noise),
         )
 
     def explain(self) -> str:

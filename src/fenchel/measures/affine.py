@@ -75,11 +75,11 @@ def mapped(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     try:
         return function(x)
     except RuntimeError as problem:
-        own = _dtypes(function)
-        if not own or x.dtype in own:
+        dtypes = _dtypes(function)
+        if not dtypes or x.dtype in dtypes:
             raise
         name = f"the {type(function).__name__}"
-        raise TypeError(_two_dtypes(x.dtype, own[0], name)) from problem
+        raise TypeError(_two_dtypes(x.dtype, dtypes[0], name)) from problem
 
 
 def _dtypes(function: object) -> list[torch.dtype]:
@@ -88,10 +88,10 @@ def _dtypes(function: object) -> list[torch.dtype]:
     return [p.dtype for p in function.parameters() if p.is_floating_point()]
 
 
-def _two_dtypes(points: torch.dtype, own: torch.dtype, name: str) -> str:
+def _two_dtypes(points: torch.dtype, other: torch.dtype, name: str) -> str:
     return (
-        f"the points are {points} and {name} is {own}; bring both to one dtype, with "
-        f".to({points}) on the layer or the matrix, or .to({own}) on the points"
+        f"the points are {points} and {name} is {other}; bring both to one dtype, with "
+        f".to({points}) on the layer or the matrix, or .to({other}) on the points"
     )
 
 

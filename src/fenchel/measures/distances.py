@@ -190,7 +190,7 @@ def _broadcast(*leading: torch.Size) -> torch.Size:
 def _fits(leading: torch.Size, batch: torch.Size) -> bool:
     """Whether `leading` expands to the batch."""
     late = batch[len(batch) - len(leading) :]
-    fits = all(size in (1, wanted) for size, wanted in zip(leading, late, strict=False))
+    fits = all(size in (1, extent) for size, extent in zip(leading, late, strict=False))
     return len(leading) <= len(batch) and fits
 
 
@@ -316,9 +316,9 @@ def _solved(pair: Pair, cost: Tensor, *, certified: bool) -> tuple[Tensor, Tenso
     plan, f, g = np.zeros_like(costs), np.zeros_like(a), np.zeros_like(b)
     for k in range(count):
         _solve_one(costs[k], a[k], b[k], (plan[k], f[k], g[k]), certified)
-    found = (torch.from_numpy(part).to(cost) for part in (plan, f, g))
+    parts = (torch.from_numpy(part).to(cost) for part in (plan, f, g))
     shapes = ((n, m), (n,), (m,))
-    p, q, r = (part.reshape(*batch, *s) for part, s in zip(found, shapes, strict=True))
+    p, q, r = (part.reshape(*batch, *s) for part, s in zip(parts, shapes, strict=True))
     return p, q, r
 
 

@@ -92,8 +92,8 @@ def _check_positive(value: object, name: str, least: float | None = None) -> Non
         raise TypeError(f"{name} must be a number, got {value!r}")
     fine = value > 0 if least is None else value >= least
     if not (fine and math.isfinite(value)):
-        wanted = "> 0" if least is None else f">= {least:g}"
-        raise ValueError(f"{name} must be finite and {wanted}, got {value}")
+        condition = "> 0" if least is None else f">= {least:g}"
+        raise ValueError(f"{name} must be finite and {condition}, got {value}")
 
 
 @dataclass(eq=False)
@@ -169,8 +169,8 @@ class _State:
         return plan.mul_(self.cost).sum((-2, -1)) + rest
 
 
-def _shrink(wanted: Tensor, found: Tensor) -> Tensor:
-    return torch.where(found > wanted, wanted / found, 1.0)
+def _shrink(target: Tensor, total: Tensor) -> Tensor:
+    return torch.where(total > target, target / total, 1.0)
 
 
 def _row_sums(matrix: Tensor, weights: Tensor) -> Tensor:

@@ -42,12 +42,12 @@ class GaussianMeasure(Measure):
         object.__setattr__(self, "_covariance", covariance.to(dtype))
 
     @classmethod
-    def _made(cls, mean: Tensor, covariance: Tensor) -> GaussianMeasure:
+    def _unchecked(cls, mean: Tensor, covariance: Tensor) -> GaussianMeasure:
         """Of a covariance that is right by construction."""
-        made = object.__new__(cls)
-        object.__setattr__(made, "_mean", mean)
-        object.__setattr__(made, "_covariance", matrices.symmetric(covariance))
-        return made
+        measure = object.__new__(cls)
+        object.__setattr__(measure, "_mean", mean)
+        object.__setattr__(measure, "_covariance", matrices.symmetric(covariance))
+        return measure
 
     @property
     def dim(self) -> int:
@@ -98,7 +98,7 @@ class GaussianMeasure(Measure):
         nodes, weights = _hermite(order, self._mean)
         grid = torch.cartesian_prod(*[nodes] * self.dim).reshape(-1, self.dim)
         product = torch.cartesian_prod(*[weights] * self.dim).reshape(-1, self.dim).prod(-1)
-        return Empirical._made(self._carry(grid), product / product.sum())
+        return Empirical._unchecked(self._carry(grid), product / product.sum())
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Empirical:
         """n independent draws, each of weight 1 / n; differentiable in mean and covariance."""
@@ -122,7 +122,7 @@ class GaussianMeasure(Measure):
             raise ValueError(
                 f"offset lives in dimension {offset.shape[-1]}, the measure in {self.dim}"
             )
-        return GaussianMeasure._made(self._mean + offset, self._covariance)
+        return GaussianMeasure._unchecked(self._mean + offset, self._covariance)
 
     def push(self, matrix: Tensor, offset: Tensor | None = None) -> GaussianMeasure:
         """The law of matrix X + offset, exactly; matrix (..., e, d), offset (..., e).
@@ -135,7 +135,7 @@ class GaussianMeasure(Measure):
             raise ValueError(f"matrix must be (..., e, {self.dim}), got {tuple(matrix.shape)}")
         mean = matrices.multiply(matrix, self._mean)
         mean = mean if offset is None else mean + offset
-        return GaussianMeasure._made(mean, matrix @ self._covariance @ matrix.mT)
+        return GaussianMeasure._unchecked(mean, matrix @ self._covariance @ matrix.mT)
 
     def convolve(self, other: Measure) -> GaussianMeasure:
         """The law of X + Y for independent X and Y: means and covariances add."""
@@ -146,7 +146,7 @@ class GaussianMeasure(Measure):
             raise ValueError(f"other lives in dimension {other.dim}, the measure in {self.dim}")
         if isinstance(other, GaussianMeasure):
             spread = self._covariance + other._covariance
-            return GaussianMeasure._made(self._mean + other._mean, spread)
+            return GaussianMeasure._unchecked(self._mean + other._mean, spread)
         if getattr(other, "size", 0) != 1:
             raise ValueError(
                 f"a Gaussian convolved with {getattr(other, 'size', 'many')} points is a mixture "

@@ -82,10 +82,10 @@ class Kernel(ABC):
                 f"a kernel acts on measures, got {type(measure).__name__}; use Empirical(points)"
             )
         # as the one row of a kernel
-        row = Empirical._made(measure.points.unsqueeze(-3), measure.weights.unsqueeze(-2))
+        row = Empirical._unchecked(measure.points.unsqueeze(-3), measure.weights.unsqueeze(-2))
         moved = discrete(carried(row, self))
         points = moved.points if moved.points.dim() == 2 else moved.points.squeeze(-3)
-        return Empirical._made(points, moved.weights.squeeze(-2))
+        return Empirical._unchecked(points, moved.weights.squeeze(-2))
 
 
 class Applied:
@@ -102,8 +102,8 @@ class Applied:
 
     def valued(self, x: Tensor) -> tuple[Tensor, bool]:
         """The values, and whether they are vectors: with more axes than x has, no shape says so."""
-        found = self.kernel.at(x)
-        measure = found.quadrature() if isinstance(found, GaussianMeasure) else discrete(found)
+        image = self.kernel.at(x)
+        measure = image.quadrature() if isinstance(image, GaussianMeasure) else discrete(image)
         inner = self.function
         return measure.averages(_ByRows(inner) if isinstance(inner, Applied) else inner)
 
@@ -191,7 +191,7 @@ class Deterministic(Kernel):
                 f"{(*x.shape[:-1], 'e')}, got {got}"
             )
         points = image.unsqueeze(-2)  # (..., m, 1, e)
-        return Empirical._made(points, torch.ones_like(points[..., 0]))
+        return Empirical._unchecked(points, torch.ones_like(points[..., 0]))
 
     def affine(self) -> Affine | None:
         return affine_of(self.function)
@@ -282,10 +282,10 @@ def carried(first: Measure, kernel: Kernel) -> Measure:
     then = discrete(kernel.at(points.flatten(-3, -2)))
     weights = then.rows().unflatten(-2, (rows, n))  # (..., rows, n, n')
     if then.points.dim() == 2 or (then.points.shape[-3] == 1 and rows * n > 1):
-        return Empirical._made(then.points, average(first.weights, weights))  # shared: sums
+        return Empirical._unchecked(then.points, average(first.weights, weights))  # shared: sums
     joint = first.weights.unsqueeze(-1) * weights  # (..., m, n, n')
     targets = then.points.unflatten(-3, (rows, n)).flatten(-3, -2)  # (..., rows, n n', d')
-    return Empirical._made(targets, joint.flatten(-2))
+    return Empirical._unchecked(targets, joint.flatten(-2))
 
 
 def pushed(measure: GaussianMeasure, kernel: Kernel) -> GaussianMeasure:

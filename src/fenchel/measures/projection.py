@@ -46,7 +46,7 @@ class Gaussians(MeasureFamily):
     fixed = True
 
     def member(self, measure: Measure, features: Function | None) -> GaussianMeasure:
-        return GaussianMeasure._made(measure.mean, measure.covariance)
+        return GaussianMeasure._unchecked(measure.mean, measure.covariance)
 
 
 class GridFamily(MeasureFamily):
@@ -71,16 +71,16 @@ class GridFamily(MeasureFamily):
 
     def member(self, measure: Measure, features: Function | None) -> Empirical:
         assert features is not None
-        found = maximum_entropy(self.base, features, measure.expectation(features))
-        if has(found.status != Status.OK.value):
-            worst = Status(int(found.status[found.status != Status.OK.value].flatten()[0]))
+        solution = maximum_entropy(self.base, features, measure.expectation(features))
+        if has(solution.status != Status.OK.value):
+            worst = Status(int(solution.status[solution.status != Status.OK.value].flatten()[0]))
             where = {
                 Status.INFEASIBLE: "outside of what the grid can have; widen the grid",
                 Status.MAX_STEPS: "on the boundary of what the grid can have, where no member of "
                 "the family has them; widen the grid, or use maximum_entropy for the limit",
             }[worst]
             raise SolveError(f"the moments of a measure are {where} ({worst.name})")
-        return found.measure
+        return solution.measure
 
 
 class MomentProjection:

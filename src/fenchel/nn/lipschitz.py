@@ -166,9 +166,9 @@ class LipschitzAttention(NumberedLayer):
         layer = BoundedMap(lambda x: frozen._map(x, None, scale), constant)
         unit, radius = self.heads.search_region()
         shape = (tokens, self.embed_dim)
-        given = (f"{self.form}, these weights",)
+        conditions = (f"{self.form}, these weights",)
         return layer_lipschitz(
-            "LipschitzAttention", layer, shape, unit=unit, given=given, radius=radius
+            "LipschitzAttention", layer, shape, unit=unit, conditions=conditions, radius=radius
         )
 
     def extra_repr(self) -> str:
@@ -265,8 +265,10 @@ class LipschitzFeedForward(NumberedLayer):
         scale = scale.to("cpu", torch.float64)
         frozen = copy.deepcopy(self).to("cpu", torch.float64).requires_grad_(False)
         layer = BoundedMap(lambda x: frozen._map(x, scale), constant)
-        shape, given = (tokens, self.embed_dim), ("these weights",)
-        return layer_lipschitz("LipschitzFeedForward", layer, shape, unit=1.0, given=given)
+        shape, conditions = (tokens, self.embed_dim), ("these weights",)
+        return layer_lipschitz(
+            "LipschitzFeedForward", layer, shape, unit=1.0, conditions=conditions
+        )
 
     def extra_repr(self) -> str:
         hidden = len(self.inner)

@@ -142,8 +142,8 @@ class MultiheadAttention(Module):
     def _make_parameters(self, bias: bool, bias_kv: bool, like: dict[str, Any]) -> None:
         width = self.embed_dim
 
-        def parameter(wanted: bool, *shape: int) -> Parameter | None:
-            return Parameter(torch.empty(shape, **like)) if wanted else None
+        def parameter(exists: bool, *shape: int) -> Parameter | None:
+            return Parameter(torch.empty(shape, **like)) if exists else None
 
         packed = self.kdim == width and self.vdim == width
         self.register_parameter("in_proj_weight", parameter(packed, 3 * width, width))

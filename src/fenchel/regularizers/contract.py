@@ -106,11 +106,11 @@ class Regularizer(ABC):
         Parameters broadcast over the rows: those with one entry a query are cut, others kept.
         Override it if a tensor of yours means something else.
         """
-        mine = copy.copy(self)
+        part = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.ndim and value.shape[-1] == rows > 1:
-                object.__setattr__(mine, name, value[..., start:stop])
-        return mine
+                object.__setattr__(part, name, value[..., start:stop])
+        return part
 
     def weigh(self, scores: Tensor) -> Tensor | None:
         """The weights of rows of scores as they are given, in one pass, where a kernel can.

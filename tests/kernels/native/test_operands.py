@@ -48,7 +48,7 @@ def _attention_backward(keys=7):
     saved = dict(
         zip(("offset", "support_size", "saved_key", "saved_distance"), made[1:], strict=True)
     )
-    numbers = {**NUMBERS, "wanted": [True, True, True]}
+    numbers = {**NUMBERS, "output_mask": [True, True, True]}
     return {"gradient": torch.ones_like(made[0]), **operands, **numbers, **saved}
 
 
@@ -201,7 +201,7 @@ def test_the_message_says_what_was_expected():
         ("attention", {"dropout": math.nan}, "dropout must be between 0 and 1, got nan"),
         ("attention", {"dropout": 1.5}, "between 0 and 1, got 1.5"),
         ("attention backward", {"dropout": -1.0}, "between 0 and 1, got -1"),
-        ("attention backward", {"wanted": [True]}, r"one entry each .* got \[True\]"),
+        ("attention backward", {"output_mask": [True]}, r"one entry each .* got \[True\]"),
         ("weights", {"parameter": 1.5}, r"tsallis rows .* in \[0, 1\], got 1.5"),
         ("weights backward", {"parameter": math.nan}, "tsallis rows .* got nan"),
         ("weights", {"family": "softmax"}, "family must be one of .* got 'softmax'"),
@@ -291,7 +291,7 @@ def test_nothing_to_attend(sizes):
     made = attention.tsallis_attention_backward(
         gradient=output,
         **{**operands, **NUMBERS, **dict(zip(names, saved, strict=True))},
-        wanted=[False] * 3,
+        output_mask=[False] * 3,
     )
     for gradient, name in zip(made, ("query", "key", "value"), strict=False):
         assert gradient.shape == operands[name].shape
