@@ -287,3 +287,10 @@ def test_bases_that_are_none():
     with pytest.raises(TypeError, match="basis") as caught:
         fc.Gaussian(ZERO, EYE).expect(lambda t: t)
     assert_says(caught, "GaussianBasis")
+
+
+def test_four_dimensions_are_refused_for_sparse_densities():
+    basis = fc.GaussianBasis(torch.zeros(1, 4), torch.eye(4))
+    assert fc.Gaussian(torch.zeros(4), torch.eye(4)).expect(basis).isfinite().all()
+    with pytest.raises(ValueError, match="d <= 3"):
+        fc.Paraboloid(torch.zeros(4), torch.eye(4)).expect(basis)

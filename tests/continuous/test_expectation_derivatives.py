@@ -205,3 +205,39 @@ def test_gradients_of_two_paraboloids(alpha):
         expected.append([np.dot([1, -8, 0, 8, -1], line) / (12 * h) for line in at])
     assert np.abs(expected).max() > 0.1
     assert_near(torch.stack(ours), expected, 1e-5)
+
+
+# ---- one function on a line
+
+
+BASIS = fc.GaussianBasis(torch.tensor([[1.0]], dtype=DOUBLE), torch.eye(1, dtype=DOUBLE))
+ONE = torch.eye(1, dtype=DOUBLE)
+
+
+def slope_in_mean(density, basis=BASIS):
+    mean = torch.zeros(1, dtype=DOUBLE, requires_grad=True)
+    return torch.autograd.grad(density(mean).expect(basis).sum(), mean)[0]
+
+
+@pytest.mark.parametrize("basis", [BASIS, fc.ParaboloidBasis(BASIS.centers, ONE)])
+def test_a_tensor_alpha_of_one_is_the_gaussian(basis):
+    alpha = torch.tensor(1.0, dtype=DOUBLE, requires_grad=True)
+    wanted = slope_in_mean(lambda m: fc.Gaussian(m, ONE), basis)
+    torch.testing.assert_close(
+        slope_in_mean(lambda m: fc.TsallisGaussian(m, ONE, alpha), basis), wanted, rtol=1e-8, atol=0
+    )
+    found = fc.TsallisGaussian(torch.zeros(1, dtype=DOUBLE), ONE, alpha).expect(basis).sum()
+    (slope,) = torch.autograd.grad(found, alpha)
+    ahead = fc.TsallisGaussian(torch.zeros(1, dtype=DOUBLE), ONE, 1.001).expect(basis).sum()
+    assert abs(float((ahead - found.detach()) / 1e-3 / slope) - 1) < 0.01
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.7])
+def test_forward_mode_agrees_with_reverse_mode(alpha):
+    def expected(mean):
+        return fc.TsallisGaussian(mean, ONE, alpha).expect(BASIS)
+
+    mean = torch.tensor([0.3], dtype=DOUBLE)
+    forward = torch.func.jvp(expected, (mean,), (torch.ones(1, dtype=DOUBLE),))[1]
+    torch.testing.assert_close(forward, torch.func.jacrev(expected)(mean)[:, 0])
+    assert torch.func.hessian(lambda m: expected(m).sum())(mean).isfinite().all()

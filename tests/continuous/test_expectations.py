@@ -313,3 +313,14 @@ def test_the_narrow_one_of_two_is_a_point(alpha, basis):
     point = make(mean, 1e-20 * scale, alpha)
     wide = basis(centre.unsqueeze(0), 0.5 * eye)
     assert_near(point.expect(wide), wide(mean), 1e-6)
+
+
+def test_a_thin_ellipse_in_float32():
+    turn = torch.tensor([[0.7648, -0.6442], [0.6442, 0.7648]], dtype=DOUBLE)
+    turn = torch.linalg.qr(turn).Q
+    scale = (turn @ torch.diag(torch.tensor([1.0, 1e-5], dtype=DOUBLE)) @ turn.mT).float()
+    scale = (scale + scale.mT) / 2
+    basis = fc.GaussianBasis(torch.zeros(1, 2), scale)
+    single = fc.Gaussian(torch.zeros(2), scale).expect(basis)
+    double = fc.Gaussian(torch.zeros(2, dtype=DOUBLE), scale.double()).expect(basis.to(DOUBLE))
+    torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=0)

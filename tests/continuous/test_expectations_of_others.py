@@ -175,3 +175,19 @@ def test_many_pairs_are_worked_on_in_parts(monkeypatch):
     monkeypatch.setattr(expectations, "_MOST", 1)
     for one, other in zip(derivatives(), whole, strict=True):
         assert_near(one, other, 1e-14)
+
+
+def test_the_estimate_of_the_error_covers_paraboloids():
+    z = torch.zeros(2, dtype=DOUBLE)
+    scale = torch.tensor(
+        [[2.291837420447644, -5.244700066769546], [-5.244700066769546, 32.59935576203325]],
+        dtype=DOUBLE,
+    )
+    basis_scale = torch.tensor(
+        [[71.82235918629387, -61.69832573076481], [-61.69832573076481, 57.94000112062558]],
+        dtype=DOUBLE,
+    )
+    basis = fc.ParaboloidBasis(z.unsqueeze(0), basis_scale)
+    found = fc.expect_with_error(fc.TsallisGaussian(z, scale, 3.0), basis, 1e-5)
+    assert 0 < found.error < 1e-6
+    assert abs(found.value - 0.0665812298) < 1e-6

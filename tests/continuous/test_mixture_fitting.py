@@ -380,3 +380,24 @@ def test_selection_is_differentiable():
     (gradient,) = torch.autograd.grad(chosen.components.mean.sum(), weights)
     assert gradient.isfinite().all()
     assert gradient.abs().max() > 1e-3
+
+
+# ---- starts
+
+
+def test_one_start_serves_a_batch():
+    positions = fc.cell_centers(10).double()
+    weights = torch.rand(3, 10, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    start = fc.fit_mixture(weights[0], positions, 2)
+    made = fc.fit_mixture(weights, positions, 2, start=start, iterations=3)
+    assert made.batch_shape == (3,)
+    alone = fc.fit_mixture(weights[2], positions, 2, start=start, iterations=3)
+    torch.testing.assert_close(made[2].components.mean, alone.components.mean)
+
+
+@pytest.mark.parametrize("shape", [(1, 20), (20, 1)])
+def test_regions_cut_an_axis_that_has_an_extent(shape):
+    weights = torch.zeros(20)
+    weights[2] = weights[17] = 1
+    mixture = fc.fit_mixture(weights, fc.cell_centers(*shape), 2)
+    torch.testing.assert_close(mixture.mixing, torch.tensor([0.5, 0.5]))

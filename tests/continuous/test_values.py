@@ -272,3 +272,10 @@ def test_the_gradient_in_the_mixing_scores():
     mixing, each = torch.softmax(scores.detach(), 0), values.expect(modes)[:, 0]
     assert_near(gradient, mixing * (each - mixing @ each), 1e-12)
     assert gradient.abs().max() > 1e-3
+
+
+def test_padding_needs_the_unit_cube():
+    with pytest.raises(ValueError, match="padding"):
+        fc.fit_values(
+            torch.ones(5, 1), 2 * fc.cell_centers(5), fc.GaussianBasis.grid(3, 0.1, 1), padding=True
+        )

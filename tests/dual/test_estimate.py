@@ -428,3 +428,12 @@ def test_bad_input(change, error, words):
     }
     with pytest.raises(error, match=words):
         dual.estimate(**{**operands, **change})
+
+
+def test_shapes_that_do_not_fit_are_named():
+    templates = torch.randn(3, 6, 3)
+    with pytest.raises(ValueError, match=r"do not broadcast.*reliability \(2,\)"):
+        dual.estimate(templates, None, torch.randn(3), torch.ones(2))
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        dual.estimate(templates, None, torch.randn(3), 1.0, mask=mask)

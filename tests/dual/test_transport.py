@@ -18,6 +18,7 @@ from fenchel.dual.transport import (
     transport_first_order,
     true_preference,
 )
+from tests.dual.problems import space
 
 DOUBLE = torch.float64
 # By name: `fenchel.dual.transport` is also the function.
@@ -401,3 +402,15 @@ def test_examples_run():
         result = doctest.testmod(MODULES[name], extraglobs={"torch": torch})
         assert result.attempted > 0
         assert result.failed == 0
+
+
+def test_a_constant_of_a_column_moves_the_objective_alone():
+    """By its preference times it, as the text of `transport` says."""
+    templates, u, z = space()
+    cost = torch.cdist(templates, templates)
+    more = torch.zeros(6, dtype=DOUBLE)
+    more[2] = 5.0
+    one, two = (transport(templates, u, c, z, 1.0, 0.5) for c in (cost, cost + more))
+    torch.testing.assert_close(one.weights, two.weights, rtol=1e-12, atol=1e-14)
+    share = u[2] / u.sum()
+    assert float(two.objective - one.objective) == pytest.approx(float(5 * share), rel=1e-12)

@@ -16,6 +16,7 @@ from fenchel.dual.transport import (
     true_preference,
 )
 from tests import needs
+from tests.dual.problems import space
 from tests.dual.test_transport import DOUBLE, MODULES, draw
 
 NUMBERS = ("multiplier", "weights", "mean", "objective", "dual_value", "prior_mean")
@@ -239,3 +240,14 @@ def test_wrong_types_are_refused():
         dot_product_transport(
             templates, None, evidence.expand(2, 3), 1.0, 1.0, values=torch.randn(2, 4, 2)
         )
+
+
+def test_what_rounding_leaves_below_zero_is_a_cost():
+    templates, u, z = space()
+    cost = torch.cdist(templates, templates).square()
+    wanted = transport(templates, u, cost, z, 1.0, 0.5)
+    low = cost - 1e-7 * cost.max() * torch.eye(6, dtype=DOUBLE)
+    found = transport(templates, u, low, z, 1.0, 0.5)
+    torch.testing.assert_close(found.weights, wanted.weights, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"cost must be >= 0.*subtract the least"):
+        transport(templates, u, cost - 1e-3 * cost.max(), z, 1.0, 0.5)

@@ -305,3 +305,18 @@ def test_examples_run():
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.attempted > 0
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("solver", [Exact(), FirstOrder()])
+def test_padding_of_a_transport_layer_may_hold_anything(solver):
+    torch.manual_seed(0)
+    attention = TransportAttention(8, 2, solver=solver).double()
+    query, templates = torch.randn(2, 3, 8, dtype=DOUBLE), torch.randn(2, 4, 8, dtype=DOUBLE)
+    mask = torch.tensor([[False, False, False, True], [True, True, True, True]])
+    wanted = attention(query, templates, key_padding_mask=mask)
+    templates[0, 3] = math.nan
+    templates[1] = math.inf
+    found = attention(query, templates, key_padding_mask=mask)
+    assert torch.equal(found, wanted)
+    found.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in attention.parameters())

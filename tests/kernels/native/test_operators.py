@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import fenchel as fl
 from tests import needs
@@ -117,3 +118,19 @@ def test_memory_of_long_sequences(queries, keys, dim, alpha):
     used = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert output.isfinite().all()
     assert used < 6 * 2 * 4 * keys * dim + 2**28
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_one_graph_for_any_length():
+    torch._dynamo.reset()
+    count = CompileCounterWithBackend("aot_eager")
+
+    def attend(x):
+        return fl.attention(x, x, x, fl.Tsallis(1.5), is_causal=True)
+
+    compiled = torch.compile(attend, dynamic=True, backend=count)
+    made = []
+    for length in (50, 97, 130):
+        compiled(torch.randn(1, 2, length, 16))
+        made.append(count.frame_count)
+    assert made[0] == made[-1]
