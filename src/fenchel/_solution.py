@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -45,6 +45,14 @@ _REMEDIES = {
     "for this precision; read the gap for how far off the row may be, bring scores and log masses "
     "closer together, or use float64",
 }
+
+
+def explain_statuses(statuses: Tensor, remedies: Mapping[Status, str]) -> str:
+    """One line for each status that occurs: its name, the number of rows, its remedy."""
+    counts = [(status, int((statuses == status).sum())) for status in Status]
+    rows = statuses.numel()
+    lines = [f"{x.name}: {count} of {rows} rows; {remedies[x]}" for x, count in counts if count]
+    return "\n".join(lines) or "no rows"
 
 
 class SolveError(ValueError):
@@ -253,14 +261,7 @@ class Solution:
 
     def explain(self) -> str:
         """One line for each status that occurs, with what to do about it."""
-        lines = []
-        for status in Status:
-            count = int((self.status == status).sum())
-            if count:
-                lines.append(
-                    f"{status.name}: {count} of {self.status.numel()} rows; {status.remedy}"
-                )
-        return "\n".join(lines) or "no rows"
+        return explain_statuses(self.status, _REMEDIES)
 
     @property
     def _failed(self) -> Tensor:

@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, has, readable
+from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, readable
 from fenchel.priors import Prior, check_base
 from fenchel.scores import default_scale
 
@@ -223,11 +223,7 @@ def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.devic
     """A view (batch, head, query, key) of something that broadcasts to the scores' `shape`."""
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device} and query on {device}; move one of them")
-    try:
-        fits = torch.broadcast_shapes(tensor.shape, shape) == shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not expands_to(tensor.shape, shape):
         raise ValueError(
             f"{name} of shape {tuple(tensor.shape)} does not broadcast to the scores' shape "
             f"{tuple(shape)}: (..., query, key)"

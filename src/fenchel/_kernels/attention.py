@@ -26,7 +26,7 @@ from fenchel._kernels.library import (
     run,
     view,
 )
-from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, check_keys, on_one_device
+from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, check_keys, register_native
 from fenchel._numerics import compute_dtype
 
 ROOM = 384  # keys a row may save on average; untouched pages of the pool take no memory
@@ -238,17 +238,10 @@ def _backward_shapes(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return _finish(outputs, x.query, x.key, x.value)
 
 
-_LIBRARY.impl("tsallis_attention", _forward, "CPU")
-_LIBRARY.impl("tsallis_attention_backward", _backward, "CPU")
-torch.library.register_fake(
-    "fenchel::tsallis_attention", on_one_device(_forward_shapes), lib=_LIBRARY
+tsallis_attention = register_native(_LIBRARY, "tsallis_attention", _forward, _forward_shapes)
+tsallis_attention_backward = register_native(
+    _LIBRARY, "tsallis_attention_backward", _backward, _backward_shapes
 )
-torch.library.register_fake(
-    "fenchel::tsallis_attention_backward", on_one_device(_backward_shapes), lib=_LIBRARY
-)
-
-tsallis_attention = torch.ops.fenchel.tsallis_attention.default
-tsallis_attention_backward = torch.ops.fenchel.tsallis_attention_backward.default
 
 
 # ---- the derivative

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.library import BallProblem, MixtureProblem, run
-from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, on_one_device
+from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, register_native
 
 _LIBRARY = torch.library.Library("fenchel", "FRAGMENT")
 _LIBRARY.define(
@@ -154,14 +154,9 @@ def _iterations_shapes(
     )
 
 
-_LIBRARY.impl("paraboloid_expectation", _expectation, "CPU")
-_LIBRARY.impl("mixture_iterations", _iterations, "CPU")
-torch.library.register_fake(
-    "fenchel::paraboloid_expectation", on_one_device(_expectation_shapes), lib=_LIBRARY
+paraboloid_expectation = register_native(
+    _LIBRARY, "paraboloid_expectation", _expectation, _expectation_shapes
 )
-torch.library.register_fake(
-    "fenchel::mixture_iterations", on_one_device(_iterations_shapes), lib=_LIBRARY
+mixture_iterations = register_native(
+    _LIBRARY, "mixture_iterations", _iterations, _iterations_shapes
 )
-
-paraboloid_expectation = torch.ops.fenchel.paraboloid_expectation.default
-mixture_iterations = torch.ops.fenchel.mixture_iterations.default

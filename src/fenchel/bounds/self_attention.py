@@ -42,7 +42,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, check_whole
+from fenchel._numerics import check_positive, check_tensor, check_whole
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
 from fenchel.bounds.maps import Guesses, MapTrials, TrialStart, VectorMap
@@ -79,8 +79,7 @@ class Head:
         if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float):
             kind = type(self.temperature).__name__
             raise TypeError(f"temperature must be a number, got {kind}; softmax only, use .item()")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite and > 0, got {self.temperature}")
+        check_positive(self.temperature, "temperature")
         for name in ("query", "key", "value", "query_bias", "value_bias"):
             matrix = getattr(self, name)
             object.__setattr__(self, name, None if matrix is None else matrix.detach())
@@ -234,8 +233,7 @@ def gaussian_attention_lipschitz(
             f"value must be (e, {projection.shape[0]}), applied to the projected tokens, "
             f"got {tuple(value.shape)}"
         )
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be finite and > 0, got {temperature}")
+    check_positive(temperature, "temperature")
     bound = gaussian_constant(tokens, norm) * spectral(projection) * spectral(value)
 
     def function(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from fenchel._numerics import check_whole, transformed, where
 from fenchel._solution import Status
 from fenchel.continuous import matrices
 from fenchel.dual import newton
-from fenchel.dual.problem import EstimationProblem, make_problem
+from fenchel.dual.problem import EstimationProblem, empty_search, make_problem
 from fenchel.dual.result import Estimate, Unrounded
 
 # Deciphering Attention, eq. 3 and theorem 1.
@@ -219,17 +220,8 @@ def _minimise(
 
 
 @_minimise.register_fake
-def _(
-    templates: Tensor,
-    log_preference: Tensor,
-    target: Tensor,
-    reliability: Tensor,
-    tolerance: float,
-    max_steps: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    row = log_preference[..., 0]
-    whole = torch.empty_like(row, dtype=torch.int64)
-    return torch.empty_like(log_preference), torch.empty_like(row), whole, torch.empty_like(whole)
+def _(templates: Tensor, log_preference: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return empty_search(log_preference)
 
 
 register_vmap(_minimise, 4)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
-from fenchel._solution import Status
+from fenchel._solution import Status, explain_statuses
 from fenchel.dual.problem import broadcast
 
 _ROUNDINGS = 16  # of the terms of a mean that may add up
@@ -139,14 +139,7 @@ class Estimate:
 
     def explain(self) -> str:
         """One line for each status that occurs, with what to do about it."""
-        lines = []
-        for status in Status:
-            count = int((self.status == status).sum())
-            if count:
-                lines.append(
-                    f"{status.name}: {count} of {self.status.numel()} rows; {_REMEDIES[status]}"
-                )
-        return "\n".join(lines) or "no rows"
+        return explain_statuses(self.status, _REMEDIES)
 
     def __repr__(self) -> str:
         worst = Status(int(self.status.max())) if self.status.numel() else Status.OK

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from fenchel._kernels.operators import register_vmap
 from fenchel._numerics import check_whole, where
 from fenchel._solution import Status
 from fenchel.continuous import matrices
+from fenchel.dual.problem import empty_search
 from fenchel.dual.result import Estimate, Unrounded
 from fenchel.dual.transport_attention import dot_product_transport
 from fenchel.dual.transport_newton import ENOUGH, MOST, Maximiser, TransportRows, maximise
@@ -331,18 +332,9 @@ def _maximise(
 
 @_maximise.register_fake
 def _(
-    templates: Tensor,
-    preference: Tensor,
-    logits: Tensor,
-    shifts: Tensor,
-    target: Tensor,
-    strength: Tensor,
-    tolerance: float,
-    max_steps: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    row = target[..., 0]
-    whole = torch.empty_like(row, dtype=torch.int64)
-    return torch.empty_like(target), torch.empty_like(row), whole, torch.empty_like(whole)
+    templates: Tensor, preference: Tensor, logits: Tensor, shifts: Tensor, target: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
+    return empty_search(target)
 
 
 register_vmap(_maximise, 4)

@@ -19,6 +19,7 @@ from torch import Tensor
 from fenchel._numerics import certificate_dtype, check_tensor, has, where
 from fenchel.dual.problem import (
     Layout,
+    broadcast,
     check_finite,
     check_operands,
     clear_unused,
@@ -57,8 +58,7 @@ class TransportProblem:
 
     def out(self, x: Tensor, missing: float = 0.0) -> Tensor:
         """(g, m, ...) as the caller's batch, `missing` in empty rows."""
-        row = self.empty.reshape(*self.empty.shape, *(1,) * (x.dim() - 2))
-        return self.layout.unpack(where(~row, x, missing))
+        return self.layout.unpack_filled(x, self.empty, missing)
 
 
 def make_transport(
@@ -232,18 +232,12 @@ def broadcast_batch(
     gamma: Tensor,
     mask: Tensor | None,
 ) -> torch.Size:
-    leading = {
-        "templates": templates.shape[:-2],
-        "preference": preference.shape[:-1],
-        "cost": torch.Size() if cost is None else cost.shape[:-2],
-        "evidence": evidence.shape[:-1],
-        "reliability": reliability.shape,
-        "gamma": gamma.shape,
-        "mask": torch.Size() if mask is None else mask.shape[:-1],
-    }
-    try:
-        shape: torch.Size = torch.broadcast_shapes(*leading.values())
-    except RuntimeError:
-        shown = ", ".join(f"{name} {tuple(shape)}" for name, shape in leading.items() if shape)
-        raise ValueError(f"the leading axes do not broadcast: {shown}") from None
-    return shape
+    return broadcast(
+        templates=templates.shape[:-2],
+        preference=preference.shape[:-1],
+        cost=torch.Size() if cost is None else cost.shape[:-2],
+        evidence=evidence.shape[:-1],
+        reliability=reliability.shape,
+        gamma=gamma.shape,
+        mask=torch.Size() if mask is None else mask.shape[:-1],
+    )

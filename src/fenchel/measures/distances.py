@@ -19,7 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fenchel._numerics import NonFiniteError, certificate_dtype, check_tensor, has, readable, where
+from fenchel._numerics import (
+    NonFiniteError,
+    certificate_dtype,
+    check_tensor,
+    expands_to,
+    has,
+    readable,
+    where,
+)
 from fenchel.measures.norms import between
 
 Norm = float | Callable[[Tensor, Tensor], Tensor]
@@ -140,7 +148,7 @@ class Pair:
                     f"norm(x, y) must return costs of shape (..., {shape[-2]}, {shape[-1]}), "
                     f"got {tuple(cost.shape)}"
                 )
-            if not _fits(cost.shape[:-2], self.batch):
+            if not expands_to(cost.shape[:-2], self.batch):
                 raise ValueError(
                     f"norm(x, y) must return costs with leading axes that broadcast to those of the"
                     f" measures, {tuple(self.batch)}, got {tuple(cost.shape)}"
@@ -185,13 +193,6 @@ def _broadcast(*leading: torch.Size) -> torch.Size:
         shown = ", ".join(str(tuple(shape)) for shape in leading)
         raise ValueError(f"leading axes of the measures must broadcast, got {shown}") from None
     return shape
-
-
-def _fits(leading: torch.Size, batch: torch.Size) -> bool:
-    """Whether `leading` expands to the batch."""
-    late = batch[len(batch) - len(leading) :]
-    fits = all(size in (1, extent) for size, extent in zip(leading, late, strict=False))
-    return len(leading) <= len(batch) and fits
 
 
 def _check_norm(norm: object) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn.init import xavier_uniform_, zeros_
 
-from fenchel._numerics import check_tensor, check_whole
+from fenchel._numerics import check_positive, check_tensor, check_whole
 from fenchel.dual.transport import dot_product_transport
 from fenchel.nn.solvers import Exact, FirstOrder
 
@@ -230,6 +230,5 @@ def _lay_out(x: Tensor | None, name: str, batch: int, count: int) -> Tensor | No
 def _positive(value: float, name: str, other: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number{other}, got {type(value).__name__}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be finite and > 0, got {value}")
+    check_positive(value, name)
     return float(value)

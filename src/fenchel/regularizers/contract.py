@@ -28,7 +28,15 @@ from torch.nn import Module
 
 from fenchel._kernels.route import against_rows
 from fenchel._kernels.rows import FAMILIES, row_weights
-from fenchel._numerics import NonFiniteError, certificate_dtype, dot, has, masked_max, where
+from fenchel._numerics import (
+    NonFiniteError,
+    certificate_dtype,
+    dot,
+    expands_to,
+    has,
+    masked_max,
+    where,
+)
 from fenchel.priors import Base
 
 
@@ -231,11 +239,7 @@ def per_row(parameter: float | Tensor, like: Tensor, name: str) -> Tensor:
         raise ValueError(
             f"{name} is on {parameter.device} and the scores on {like.device}; move one of them"
         )
-    try:
-        fits = torch.broadcast_shapes(parameter.shape, like.shape[:-1]) == like.shape[:-1]
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not expands_to(parameter.shape, like.shape[:-1]):
         raise ValueError(
             f"{name} of shape {tuple(parameter.shape)} does not broadcast over the rows of the "
             f"scores, {tuple(like.shape[:-1])}; one a head is shape (heads, 1) for scores "
