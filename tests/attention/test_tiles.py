@@ -84,8 +84,8 @@ def test_small_tiles_give_the_same(name, tiles):
     whole = derivatives(fl.attention, CASES[name])
     tiles(SMALL)
     cut = derivatives(fl.attention, CASES[name])
-    for key, wanted in whole.items():
-        assert_within(cut[key], wanted, 1e-12 * max(0.1, largest(wanted)), key)
+    for key, expected in whole.items():
+        assert_within(cut[key], expected, 1e-12 * max(0.1, largest(expected)), key)
     assert_agrees(fl.attention, CASES[name])
 
 
@@ -226,9 +226,9 @@ def test_second_derivatives_through_tiles(tiles):
 
     tiles(SMALL)
     for regularizer in (fl.Shannon(), fl.Tsallis(1.5), fl.Tsallis(2.0), fl.Norm(2.0)):
-        for found, wanted in zip(
+        for actual, expected in zip(
             second(fl.attention, regularizer), second(dense, regularizer), strict=True
         ):
-            assert wanted.dtype == DOUBLE
-            assert wanted.abs().max() > 1e-3
-            assert (found - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+            assert expected.dtype == DOUBLE
+            assert expected.abs().max() > 1e-3
+            assert (actual - expected).abs().max() <= 1e-11 * expected.abs().max()

@@ -266,8 +266,8 @@ def test_bases_and_values_can_be_read():
         torch.zeros(4, 9, 2), fc.cell_centers(9), fc.GaussianBasis.grid(3, 0.1, 1)
     )
     assert repr(fc.ParaboloidBasis.grid(3, 0.1, 2)) == "ParaboloidBasis(9 functions, d 2)"
-    wanted = "ValueFit(9 positions, GaussianBasis(3 functions, d 1), ridge 0.01)"
-    assert repr(values) == f"Values(features (4, 9, 2), {wanted})"
+    expected = "ValueFit(9 positions, GaussianBasis(3 functions, d 1), ridge 0.01)"
+    assert repr(values) == f"Values(features (4, 9, 2), {expected})"
 
 
 def test_targets_of_the_loss():

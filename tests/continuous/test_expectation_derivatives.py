@@ -25,8 +25,8 @@ def case(d):
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])
 def test_in_mean_and_scale(d, basis, alpha):
-    mean, factor, centres, own = case(d)
-    functions = basis(centres.detach(), positive(own.detach()))
+    mean, factor, centres, basis_factor = case(d)
+    functions = basis(centres.detach(), positive(basis_factor.detach()))
 
     def expected(m, r):
         return make(m, positive(r), alpha).expect(functions, 1e-6)
@@ -38,8 +38,8 @@ def test_in_mean_and_scale(d, basis, alpha):
 @pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("alpha", [1.05, 1.4])
 def test_in_alpha(d, alpha):
-    mean, factor, centres, own = case(d)
-    functions = fc.GaussianBasis(centres.detach(), positive(own.detach()))
+    mean, factor, centres, basis_factor = case(d)
+    functions = fc.GaussianBasis(centres.detach(), positive(basis_factor.detach()))
     inputs = (mean, torch.tensor(alpha, dtype=DOUBLE, requires_grad=True))
 
     def expected(m, a):
@@ -75,14 +75,14 @@ def test_slope_in_alpha_at_one(basis):
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_in_the_basis(d, basis, alpha):
-    mean, factor, centres, own = case(d)
+    mean, factor, centres, basis_factor = case(d)
 
     def expected(c, o):
         density = make(mean.detach(), positive(factor.detach()), alpha)
         return density.expect(basis(c, positive(o)), 1e-6)
 
-    assert gradcheck(expected, (centres, own))
-    assert gradgradcheck(expected, (centres, own))
+    assert gradcheck(expected, (centres, basis_factor))
+    assert gradgradcheck(expected, (centres, basis_factor))
 
 
 def test_in_density_and_basis_at_once():
@@ -97,8 +97,8 @@ def test_in_density_and_basis_at_once():
 
 def test_gaussian_basis_gradients_of_the_thesis():
     """Eqs. 4.11 and 4.12: the Jacobian in (theta1, theta2) is a covariance with the statistics."""
-    mean, factor, centres, own = case(2)
-    scale, covariance = (positive(x.detach()) for x in (factor, own))
+    mean, factor, centres, basis_factor = case(2)
+    scale, covariance = (positive(x.detach()) for x in (factor, basis_factor))
     functions = fc.GaussianBasis(centres.detach(), covariance)
     density = fc.Gaussian(mean.detach(), scale)
     theta = [x.clone().requires_grad_() for x in density.canonical()]
@@ -147,8 +147,8 @@ def test_jacobian_is_the_generalised_covariance(alpha):
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
 def test_vmap_and_jvp(basis, alpha):
-    _, factor, centres, own = case(2)
-    functions = basis(centres.detach(), positive(own.detach()))
+    _, factor, centres, basis_factor = case(2)
+    functions = basis(centres.detach(), positive(basis_factor.detach()))
     means = 0.2 * torch.randn(3, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     scale = positive(factor.detach())
 
@@ -190,14 +190,14 @@ def test_gradients_of_two_paraboloids(alpha):
     ours, expected, h = [], [], 1e-4
     for _ in range(8):
         mean, centre = rng.uniform(0, 1, (2, 2))
-        scale, own = (reference.random_spd(rng, 2, 1e-2, 1.0) for _ in range(2))
+        scale, basis_scale = (reference.random_spd(rng, 2, 1e-2, 1.0) for _ in range(2))
         leaf = torch.from_numpy(mean).requires_grad_()
-        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(own))
+        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(basis_scale))
         value = make(leaf, torch.from_numpy(scale), alpha).expect(basis)
         ours.append(torch.autograd.grad(value[0], leaf)[0])
         at = [
             [
-                reference.overlap(mean + k * h * axis, scale, alpha, centre, own, 80)
+                reference.overlap(mean + k * h * axis, scale, alpha, centre, basis_scale, 80)
                 for k in range(-2, 3)
             ]
             for axis in np.eye(2)
@@ -222,14 +222,17 @@ def slope_in_mean(density, basis=BASIS):
 @pytest.mark.parametrize("basis", [BASIS, fc.ParaboloidBasis(BASIS.centers, ONE)])
 def test_a_tensor_alpha_of_one_is_the_gaussian(basis):
     alpha = torch.tensor(1.0, dtype=DOUBLE, requires_grad=True)
-    wanted = slope_in_mean(lambda m: fc.Gaussian(m, ONE), basis)
+    expected = slope_in_mean(lambda m: fc.Gaussian(m, ONE), basis)
     torch.testing.assert_close(
-        slope_in_mean(lambda m: fc.TsallisGaussian(m, ONE, alpha), basis), wanted, rtol=1e-8, atol=0
+        slope_in_mean(lambda m: fc.TsallisGaussian(m, ONE, alpha), basis),
+        expected,
+        rtol=1e-8,
+        atol=0,
     )
-    found = fc.TsallisGaussian(torch.zeros(1, dtype=DOUBLE), ONE, alpha).expect(basis).sum()
-    (slope,) = torch.autograd.grad(found, alpha)
+    actual = fc.TsallisGaussian(torch.zeros(1, dtype=DOUBLE), ONE, alpha).expect(basis).sum()
+    (slope,) = torch.autograd.grad(actual, alpha)
     ahead = fc.TsallisGaussian(torch.zeros(1, dtype=DOUBLE), ONE, 1.001).expect(basis).sum()
-    assert abs(float((ahead - found.detach()) / 1e-3 / slope) - 1) < 0.01
+    assert abs(float((ahead - actual.detach()) / 1e-3 / slope) - 1) < 0.01
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.7])

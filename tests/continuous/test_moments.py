@@ -136,9 +136,9 @@ def test_derivatives_at_the_floor_are_finite():
     positions = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=DOUBLE, requires_grad=True)
     density = fc.match_moments(weights, positions, fc.Paraboloid)
     target = density.entropy() + density.mean.sum() + density.log_prob(density.mean.detach())
-    found = torch.autograd.grad(target, (weights, positions))
-    assert all(x.isfinite().all() for x in found)
-    assert (found[1][1] != 0).all()
+    gradients = torch.autograd.grad(target, (weights, positions))
+    assert all(x.isfinite().all() for x in gradients)
+    assert (gradients[1][1] != 0).all()
 
 
 @pytest.mark.parametrize(("family", "options"), FAMILIES, ids=IDS)
@@ -223,10 +223,10 @@ def test_positions_far_from_zero():
 
 
 def test_weights_whose_sum_overflows():
-    found = fc.match_moments(
+    density = fc.match_moments(
         torch.full((3,), 3e38), torch.tensor([[5.0], [6.0], [7.0]]), fc.Gaussian
     )
-    torch.testing.assert_close(found.mean, torch.tensor([6.0]))
+    torch.testing.assert_close(density.mean, torch.tensor([6.0]))
 
 
 def test_the_floor_is_a_constant_in_forward_mode_too():

@@ -11,38 +11,38 @@ from tests.dual.problems import F64, LINE
 
 @pytest.mark.parametrize("size", [1e10, 1e25, 1e26, 1e100])
 def test_evidence_of_any_size_takes_its_step(size):
-    found = dual.estimate(LINE, None, torch.tensor([size], dtype=F64), 1.0)
-    assert float(found.mean) == 1.0
-    assert found.gap == 0
-    assert found.status == fl.Status.OK
+    estimate = dual.estimate(LINE, None, torch.tensor([size], dtype=F64), 1.0)
+    assert float(estimate.mean) == 1.0
+    assert estimate.gap == 0
+    assert estimate.status == fl.Status.OK
 
 
 @pytest.mark.parametrize("reliability", [1e6, 4e8, 1e9, 1e12])
 def test_any_reliability_reaches_the_corner(reliability):
     """4e8 stood still: reliability times the rounding of dw was larger than the step."""
-    found = dual.estimate(LINE, None, torch.tensor([4.0], dtype=F64), reliability)
-    assert float(found.mean) == 1.0
-    assert found.status == fl.Status.OK
+    estimate = dual.estimate(LINE, None, torch.tensor([4.0], dtype=F64), reliability)
+    assert float(estimate.mean) == 1.0
+    assert estimate.status == fl.Status.OK
 
 
 @pytest.mark.parametrize("off", [0.0, 1e8, 1e10, 1e13])
 def test_evidence_across_the_templates_changes_nothing(off):
     templates = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]], dtype=F64)
-    found = dual.estimate(templates, None, torch.tensor([0.7, off], dtype=F64), 5.0)
-    assert float(found.mean[0]) == pytest.approx(1.5233293533849517, abs=1e-14)
+    estimate = dual.estimate(templates, None, torch.tensor([0.7, off], dtype=F64), 5.0)
+    assert float(estimate.mean[0]) == pytest.approx(1.5233293533849517, abs=1e-14)
 
 
 @pytest.mark.parametrize("size", [1e-8, 1e-11, 3e-13])
 def test_little_evidence_is_followed_exactly(size):
     """lam = z / (1 + variance) there, up to the rounding of the templates."""
-    found = dual.estimate(LINE, None, torch.tensor([size], dtype=F64), 1.0)
-    assert float(found.multiplier) == pytest.approx(0.8 * size, abs=1e-15)
+    estimate = dual.estimate(LINE, None, torch.tensor([size], dtype=F64), 1.0)
+    assert float(estimate.multiplier) == pytest.approx(0.8 * size, abs=1e-15)
 
 
 def test_little_evidence_keeps_its_digits():
     """lam = z / (1 + variance), to first order in z."""
-    found = dual.estimate(LINE, None, torch.tensor([1e-9], dtype=F64), 1.0)
-    assert float(found.multiplier) == pytest.approx(0.8e-9, rel=1e-6)
+    estimate = dual.estimate(LINE, None, torch.tensor([1e-9], dtype=F64), 1.0)
+    assert float(estimate.multiplier) == pytest.approx(0.8e-9, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", [*range(1, 21)])
@@ -53,21 +53,21 @@ def test_very_stiff_rows_reach_the_hulls_nearest_point(seed):
     templates = torch.randn(6, 3, generator=g, dtype=F64)
     u, z = torch.rand(6, generator=g, dtype=F64) + 0.1, torch.randn(3, generator=g, dtype=F64)
     z = 2 * z / z.norm()
-    found = dual.estimate(1e5 * templates, u, 1e5 * z, 1e6)
-    assert found.weights.isfinite().all()
+    estimate = dual.estimate(1e5 * templates, u, 1e5 * z, 1e6)
+    assert estimate.weights.isfinite().all()
     target = u / u.sum() @ templates + z
     tall = torch.cat([templates.mT, torch.full((1, 6), 1e4, dtype=F64)])
-    wanted = torch.from_numpy(nnls(tall.numpy(), [*target.tolist(), 1e4])[0])
-    nearest = (target - wanted @ templates).norm()
-    assert float((target - found.weights @ templates).norm() - nearest) <= 1e-6
-    assert found.steps < 60
-    assert found.status == fl.Status.OK or found.gap > 0
+    expected = torch.from_numpy(nnls(tall.numpy(), [*target.tolist(), 1e4])[0])
+    nearest = (target - expected @ templates).norm()
+    assert float((target - estimate.weights @ templates).norm() - nearest) <= 1e-6
+    assert estimate.steps < 60
+    assert estimate.status == fl.Status.OK or estimate.gap > 0
 
 
 def test_values_beyond_the_largest_float_are_no_success():
     for solve in (dual.estimate, dual.first_order):
-        found = solve(LINE, None, torch.tensor([1e200], dtype=F64), 1.0)
-        assert found.status == fl.Status.NONFINITE
+        solution = solve(LINE, None, torch.tensor([1e200], dtype=F64), 1.0)
+        assert solution.status == fl.Status.NONFINITE
 
 
 def test_whole_numbers_are_as_exact_as_others():

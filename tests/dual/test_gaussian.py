@@ -28,9 +28,9 @@ def test_gaussian_in_closed_form():
 def test_a_covariance_may_lack_rank():
     root = torch.tensor([[1.0], [2.0], [-1.0]], dtype=F64)
     z = torch.tensor([0.3, -0.2, 0.5], dtype=F64)
-    found = dual.gaussian(torch.zeros(3, dtype=F64), root @ root.mT, z, 2.0)
-    wanted = torch.linalg.solve(torch.eye(3, dtype=F64) / 2 + root @ root.mT, z)
-    torch.testing.assert_close(found.multiplier, wanted, rtol=1e-13, atol=1e-15)
+    estimate = dual.gaussian(torch.zeros(3, dtype=F64), root @ root.mT, z, 2.0)
+    expected = torch.linalg.solve(torch.eye(3, dtype=F64) / 2 + root @ root.mT, z)
+    torch.testing.assert_close(estimate.multiplier, expected, rtol=1e-13, atol=1e-15)
     flat = dual.gaussian(torch.zeros(3, dtype=F64), torch.zeros(3, 3, dtype=F64), z, 2.0)
     torch.testing.assert_close(flat.multiplier, 2 * z)
     assert not flat.mean.any()
@@ -39,9 +39,9 @@ def test_a_covariance_may_lack_rank():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_gaussian_in_the_precision_of_its_operands(dtype):
     mean, z = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)
-    found = dual.gaussian(mean, torch.eye(2, dtype=dtype), z, 1.0)
-    assert found.mean.dtype == found.multiplier.dtype == dtype
-    assert found.objective.dtype == F64
+    estimate = dual.gaussian(mean, torch.eye(2, dtype=dtype), z, 1.0)
+    assert estimate.mean.dtype == estimate.multiplier.dtype == dtype
+    assert estimate.objective.dtype == F64
 
 
 def test_derivatives_in_a_covariance():
@@ -49,12 +49,12 @@ def test_derivatives_in_a_covariance():
     root = torch.randn(3, 2, generator=g, dtype=F64, requires_grad=True)
     mean, z = (torch.randn(3, generator=g, dtype=F64, requires_grad=True) for _ in range(2))
 
-    def made(mean, root, z):
+    def compute(mean, root, z):
         e = dual.gaussian(mean, root @ root.mT, z, 1.5)
         return e.mean, e.multiplier, e.objective
 
-    assert gradcheck(made, (mean, root, z))
-    assert gradgradcheck(made, (mean, root, z))
+    assert gradcheck(compute, (mean, root, z))
+    assert gradgradcheck(compute, (mean, root, z))
     covariance = (root @ root.mT).detach() + torch.eye(3, dtype=F64)
     assert gradcheck(lambda c: dual.gaussian(mean.detach(), c, z.detach(), 1.5).mean,
                      covariance.requires_grad_())  # fmt: skip
@@ -133,15 +133,15 @@ def test_derivatives_of_the_mixture():
     roots = torch.randn(2, 2, 2, generator=g, dtype=F64)
     strength = torch.tensor(1.2, dtype=F64)
 
-    def made(mixing, means, roots, z, strength):
+    def compute(mixing, means, roots, z, strength):
         covariance = roots @ roots.mT + 0.2 * torch.eye(2, dtype=F64)
         mixture = fc.Mixture(mixing / mixing.sum(), fc.Gaussian(means, covariance))
         e = dual.gaussian_mixture(mixture, z, strength)
         return e.mean, e.multiplier, e.objective
 
     leaves = [x.clone().requires_grad_() for x in (mixing, means, roots, z, strength)]
-    assert gradcheck(made, leaves)
-    assert gradgradcheck(made, leaves)
+    assert gradcheck(compute, leaves)
+    assert gradgradcheck(compute, leaves)
 
 
 def test_messages_of_a_mixture():

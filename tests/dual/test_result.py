@@ -19,10 +19,10 @@ def test_without_evidence_nothing_is_off(reliability):
     exact, first = dual.estimate(*problem), dual.first_order(*problem)
     assert not exact.multiplier[0].any()
     assert exact.steps[0] == 0
-    for found in (first.compare(exact), exact.compare(first)):
+    for actual in (first.compare(exact), exact.compare(first)):
         for name in ("multiplier", "mean", "mean_shift"):
-            assert getattr(found, name)[0] == 0
-            assert getattr(found, name)[1] > 0
+            assert getattr(actual, name)[0] == 0
+            assert getattr(actual, name)[1] > 0
     cost = torch.cdist(templates, templates)
     moved = dual.transport(templates, u, cost, rows, reliability, 0.5)
     near = dual.transport_first_order(templates, u, cost, rows, reliability, 0.5)
@@ -42,10 +42,10 @@ def test_against_zero_a_difference_is_infinite():
     templates, u, z = space()
     none = dual.estimate(templates, u, torch.zeros_like(z), 1.0)
     some = dual.estimate(templates, u, z, 1.0)
-    found = some.compare(none)
-    assert found.multiplier == math.inf
-    assert found.mean_shift == math.inf
-    assert 0 < found.mean < math.inf
+    deviation = some.compare(none)
+    assert deviation.multiplier == math.inf
+    assert deviation.mean_shift == math.inf
+    assert 0 < deviation.mean < math.inf
     assert none.compare(none).multiplier == 0
 
 
@@ -61,9 +61,9 @@ def test_comparisons_are_not_of_rounded_numbers(dtype):
             assert torch.equal(getattr(low, name), getattr(wide, name))
     covariance = torch.cov(rounded[0].double().T, correction=0, aweights=rounded[1].double())
     z = rounded[2].double()
-    wanted = a * (covariance @ z).norm() / z.norm()
+    expected = a * (covariance @ z).norm() / z.norm()
     first = dual.first_order(*rounded, a).compare(dual.estimate(*rounded, a))
-    assert float(first.multiplier) == pytest.approx(float(wanted), rel=1e-4)
+    assert float(first.multiplier) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_comparisons_that_make_no_sense_are_named():
@@ -84,8 +84,8 @@ def test_comparisons_that_make_no_sense_are_named():
 def test_every_status_is_explained():
     templates, u, z = space()
     mask = torch.tensor([[True] * 6, [False] * 6])
-    found = dual.estimate(templates, u, z, 1.0, mask=mask)
-    lines = found.explain().splitlines()
+    estimate = dual.estimate(templates, u, z, 1.0, mask=mask)
+    lines = estimate.explain().splitlines()
     assert lines[0] == "OK: 1 of 2 rows; nothing to do: the row is solved"
     assert lines[1].startswith("EMPTY: 1 of 2 rows; no template takes part")
     rough = dual.estimate(templates, u, 30 * z, 1.0, max_steps=1)

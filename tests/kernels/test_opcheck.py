@@ -35,12 +35,12 @@ def attention_arguments():
     return {**operands, "mass": None, "seed": None, **numbers, **rest}
 
 
-def attention_backward(*wanted):
+def attention_backward(*expected):
     arguments = attention_arguments()
     output, *saved = attention.tsallis_attention(**arguments, save=True)
     names = ("offset", "support_size", "saved_key", "saved_distance")
     kept = dict(zip(names, saved, strict=True))
-    return {"gradient": torch.ones_like(output), **arguments, **kept, "output_mask": list(wanted)}
+    return {"gradient": torch.ones_like(output), **arguments, **kept, "output_mask": list(expected)}
 
 
 def averages():

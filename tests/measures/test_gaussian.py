@@ -44,9 +44,9 @@ def test_quadrature_is_exact_up_to_its_degree_and_no_further():
 def test_expectation_of_an_exponential():
     g = draw(2, batch=(3,))
     u = normal(2, seed=5) / 4
-    wanted = (g.mean @ u + 0.5 * (g.covariance @ u) @ u).exp()
-    found = g.expectation(lambda x: (x @ u).exp(), order=30)
-    assert close(found, wanted, 1e-11)
+    expected = (g.mean @ u + 0.5 * (g.covariance @ u) @ u).exp()
+    expectation = g.expectation(lambda x: (x @ u).exp(), order=30)
+    assert close(expectation, expected, 1e-11)
     assert g.expectation(lambda x: x, order=3).shape == (3, 2)
 
 
@@ -130,5 +130,5 @@ def test_derivatives_of_an_expectation():
 def test_the_density_is_that_of_the_continuous_room():
     g = draw(2)
     x = normal(2, seed=8)
-    wanted = torch.distributions.MultivariateNormal(g.mean, g.covariance).log_prob(x)
-    assert close(g.density.log_prob(x), wanted, 1e-12)
+    expected = torch.distributions.MultivariateNormal(g.mean, g.covariance).log_prob(x)
+    assert close(g.density.log_prob(x), expected, 1e-12)

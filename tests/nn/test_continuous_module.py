@@ -16,11 +16,11 @@ def test_autocast_leaves_moments_alone():
     g = torch.Generator().manual_seed(0)
     features, scores = torch.randn(8, 196, 4, generator=g), 3 * torch.randn(8, 196, generator=g)
     layer = fl.nn.ContinuousAttention2d((14, 14))
-    wanted = layer(features, scores)
+    expected = layer(features, scores)
     with torch.autocast("cpu", torch.bfloat16):
-        made = layer(features, scores)
-    torch.testing.assert_close(made.density.scale, wanted.density.scale)
-    torch.testing.assert_close(made.context.float(), wanted.context, rtol=0.02, atol=0.02)
+        output = layer(features, scores)
+    torch.testing.assert_close(output.density.scale, expected.density.scale)
+    torch.testing.assert_close(output.context.float(), expected.context, rtol=0.02, atol=0.02)
 
 
 def test_caches_do_not_remember_modes_of_torch():
