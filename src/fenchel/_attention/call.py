@@ -236,7 +236,7 @@ def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.devic
     return padded.expand(four)
 
 
-def stored(tensor: Tensor) -> Tensor:
+def unexpand(tensor: Tensor) -> Tensor:
     """Without the copies that broadcasting pretends: size one along broadcast axes."""
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[axis] > 1:
@@ -253,7 +253,7 @@ def rounded_base(call: AttentionCall) -> AttentionCall:
     base, dtype = call.base, compute_dtype(call.query.dtype)
     if not isinstance(base, Tensor) or base.dtype != torch.float64 or dtype == torch.float64:
         return call
-    masses = stored(base)
+    masses = unexpand(base)
     if base.requires_grad or not readable(masses):
         return call
     rounded = masses.to(dtype)

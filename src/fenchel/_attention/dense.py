@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fenchel._attention.call import AttentionCall, rounded_base, stored
+from fenchel._attention.call import AttentionCall, rounded_base, unexpand
 from fenchel._attention.tiled import TILES, by_tiles, tiled
 from fenchel._kernels.route import Path, Reason, against_sdpa
 from fenchel._numerics import where
@@ -45,7 +45,7 @@ def _against(call: AttentionCall, regularizer: Shannon) -> Reason:
     return against_sdpa(
         (call.query, call.key, call.value),
         bias=call.bias,
-        base=stored(call.base) if isinstance(call.base, Tensor) else None,
+        base=unexpand(call.base) if isinstance(call.base, Tensor) else None,
         prior_trains=trains,
         dropout=call.seed is not None,
         temperature=regularizer.temperature,
@@ -57,19 +57,19 @@ def _attend(call: AttentionCall, regularizer: Shannon) -> Tensor:
     operands = (call.query, call.key, call.value)
     follows = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
     if torch.compiler.is_compiling() or not follows:
-        return _fused(call, regularizer)
+        return _attend_fused(call, regularizer)
     output: Tensor = _Fused.apply(call, regularizer, *operands)  # type: ignore[no-untyped-call]
     return output
 
 
-def _fused(call: AttentionCall, regularizer: Shannon) -> Tensor:
+def _attend_fused(call: AttentionCall, regularizer: Shannon) -> Tensor:
     simple = call.bias is None and call.base is None
     if simple and not (call.causal and call.mask is not None):
         return _sdpa(call, regularizer, call.mask, call.causal)
-    return by_tiles(call, regularizer, _biased)
+    return by_tiles(call, regularizer, _attend_biased)
 
 
-def _biased(call: AttentionCall, regularizer: Shannon) -> Tensor:
+def _attend_biased(call: AttentionCall, regularizer: Shannon) -> Tensor:
     """A tile with everything that is not the product put into one additive mask."""
     bias = call.query.new_zeros(())
     if call.bias is not None:
@@ -110,7 +110,7 @@ def _sdpa(call: AttentionCall, regularizer: Shannon, mask: Tensor | None, causal
         query,
         key,
         value,
-        attn_mask=None if mask is None else stored(mask),
+        attn_mask=None if mask is None else unexpand(mask),
         is_causal=causal,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
@@ -131,7 +131,9 @@ class _Fused(torch.autograd.Function):
         with torch.enable_grad():
             ctx.inputs = [operand.detach().requires_grad_() for operand in operands]
             query, key, value = ctx.inputs
-            ctx.output = _fused(replace(call, query=query, key=key, value=value), regularizer)
+            ctx.output = _attend_fused(
+                replace(call, query=query, key=key, value=value), regularizer
+            )
         output: Tensor = ctx.output
         return output.detach()
 

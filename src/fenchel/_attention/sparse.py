@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fenchel._attention.call import AttentionCall, rounded_base, stored
+from fenchel._attention.call import AttentionCall, rounded_base, unexpand
 from fenchel._attention.tiled import TILES, by_tiles, tiled
 from fenchel._kernels.attention import Arguments, Gradients, register_derivative, tsallis_attention
 from fenchel._kernels.route import Path, Reason, against_masses, against_sparse_attention
@@ -55,7 +55,7 @@ def _attend_on_cuda(call: AttentionCall, regularizer: Tsallis) -> Tensor:
 
 
 def _against(call: AttentionCall, regularizer: Tsallis) -> Reason:
-    base = stored(call.base) if isinstance(call.base, Tensor) else None
+    base = unexpand(call.base) if isinstance(call.base, Tensor) else None
     return against_sparse_attention(call.query, call.key, call.value, base, regularizer.alpha)
 
 

@@ -44,10 +44,10 @@ def by_tiles(
         return compute(*tiles[0])
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
         return torch.cat([compute(*tile) for tile in tiles], 2)
-    return torch.cat([_forgotten(compute, *tile) for tile in tiles], 2)
+    return torch.cat([_recompute_later(compute, *tile) for tile in tiles], 2)
 
 
-def _forgotten(
+def _recompute_later(
     compute: Callable[[AttentionCall, R], Tensor], call: AttentionCall, regularizer: R
 ) -> Tensor:
     """`compute`, now and once more in the backward pass, from the same numbers or not at all."""

@@ -63,7 +63,7 @@ class GaussianBasis:
     """
 
     def __init__(self, centers: Tensor, covariances: Tensor) -> None:
-        self.centers, self.covariances = _checked(centers, covariances, "covariances")
+        self.centers, self.covariances = _read_basis(centers, covariances, "covariances")
 
     @classmethod
     def grid(
@@ -122,7 +122,7 @@ class ParaboloidBasis:
     """
 
     def __init__(self, centers: Tensor, scales: Tensor) -> None:
-        self.centers, self.scales = _checked(centers, scales, "scales")
+        self.centers, self.scales = _read_basis(centers, scales, "scales")
 
     @classmethod
     def grid(
@@ -203,7 +203,7 @@ def cell_centers(
     return torch.tensor(list(itertools.product(*lines)), dtype=dtype, device=device)
 
 
-def _checked(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _read_basis(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tensor]:
     check_tensor(centers, "centers")
     check_tensor(squares, name)
     if centers.dim() != 2 or not centers.is_floating_point() or 0 in centers.shape:

@@ -32,7 +32,7 @@ from fenchel.continuous.moments import (
     checked_weights,
     least_variance,
     moments_with_floor,
-    normalised,
+    normalise,
 )
 from fenchel.regularizers import Regularizer, Shannon
 from fenchel.regularizers.contract import resolve_regularizer
@@ -179,7 +179,7 @@ def _data(weights: Tensor, positions: Tensor, iterations: int, floor: float, **m
             )
     least = least_variance(positions, floor)
     origin = positions.detach().mean(0)  # far from zero, squares would lose the digits
-    return Data(normalised(weights), positions - origin, origin, least)
+    return Data(normalise(weights), positions - origin, origin, least)
 
 
 def _starting(start: Start | None, usual: Start, allowed: str) -> Start:
@@ -277,7 +277,7 @@ def _best(fits: Parameters, data: Data) -> Parameters:
     """Of the restarts, for each member of the batch. (R, ..., K) -> (..., K)"""
     if fits.mixing.shape[0] == 1:
         return Parameters(*(x[0] for x in fits))
-    return _chosen(fits, _leading(log_likelihood(fits, data)))
+    return _choose(fits, _leading(log_likelihood(fits, data)))
 
 
 def _leading(likelihood: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ def _leading(likelihood: Tensor) -> Tensor:
     return (likelihood >= best - rounding).to(torch.int8).argmax(0)
 
 
-def _chosen(candidates: Parameters, index: Tensor) -> Parameters:
+def _choose(candidates: Parameters, index: Tensor) -> Parameters:
     """candidates (R, ..., K), index (...)"""
 
     def pick(x: Tensor) -> Tensor:
@@ -408,13 +408,13 @@ def select_mixture(
         fit = _best(_iterate(initial, data, iterations, tolerance, Shannon()), data)
         cost = price(modes, positions.shape[1], len(positions))
         criteria.append(-2 * len(positions) * log_likelihood(fit, data).detach() + cost)
-        fits.append(_padded(fit, max_modes))
+        fits.append(_pad(fit, max_modes))
     stacked = Parameters(*(torch.stack(x) for x in zip(*fits, strict=True)))
-    best = _chosen(stacked, torch.stack(criteria).argmin(0))
+    best = _choose(stacked, torch.stack(criteria).argmin(0))
     return Mixture(best.mixing, Gaussian(best.mean + data.origin, best.covariance))
 
 
-def _padded(parameters: Parameters, modes: int) -> Parameters:
+def _pad(parameters: Parameters, modes: int) -> Parameters:
     """Copies of the first component with mixing weight 0 up to so many."""
     mixing, mean, covariance = parameters
     missing = modes - mixing.shape[-1]

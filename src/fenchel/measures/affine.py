@@ -70,7 +70,7 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-def mapped(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def apply_map(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """function(x); where a module fails on points of another dtype than its own, say so."""
     try:
         return function(x)

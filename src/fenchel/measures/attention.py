@@ -77,7 +77,7 @@ class MultiHeadKernel(NonlinearKernel):
                     "given to all of them at once"
                 )
         self.heads = list(heads)
-        self.outputs = [_scaled(output, len(heads), bias) for output in outputs]
+        self.outputs = [_scale_output(output, len(heads), bias) for output in outputs]
 
     def __call__(self, mu: Empirical) -> Kernel:
         parts = [head(mu) @ out for head, out in zip(self.heads, self.outputs, strict=True)]
@@ -111,7 +111,7 @@ class MultiHeadKernel(NonlinearKernel):
         return cls(heads, outputs, module.out_proj.bias)
 
 
-def _scaled(output: Map, count: int, bias: Tensor | None) -> Deterministic:
+def _scale_output(output: Map, count: int, bias: Tensor | None) -> Deterministic:
     """z -> count * output(z) + bias"""
     function = as_map(output, "output")
     affine = affine_of(function)

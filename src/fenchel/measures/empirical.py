@@ -88,7 +88,7 @@ class Empirical(Measure):
 
     @property
     def mean(self) -> Tensor:
-        return self._expanded(average(self.weights, self.points), self.dim)
+        return self._expand(average(self.weights, self.points), self.dim)
 
     @property
     def covariance(self) -> Tensor:
@@ -105,10 +105,10 @@ class Empirical(Measure):
         values, vectors = valued(function, self.points)
         _check_values(values, self.weights)
         if vectors:
-            return self._expanded(average(self.weights, values)), True
-        return self._expanded(average(self.weights, values.unsqueeze(-1))).squeeze(-1), False
+            return self._expand(average(self.weights, values)), True
+        return self._expand(average(self.weights, values.unsqueeze(-1))).squeeze(-1), False
 
-    def _expanded(self, value: Tensor, size: int = -1) -> Tensor:
+    def _expand(self, value: Tensor, size: int = -1) -> Tensor:
         lead = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         return value.expand(*lead, size)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_whole
-from fenchel.measures.distances import Atoms, Norm, paired
+from fenchel.measures.distances import Atoms, Norm, make_pair
 
 _BLOCK = 20  # steps with one kernel, between two looks at the bounds
 _START = 0.5  # of the mean cost: the first regularisation, from which it falls
@@ -72,7 +72,7 @@ def entropic_wasserstein1(
     _check_positive(regularization, "regularization")
     _check_positive(tolerance, "tolerance", least=0.0)
     check_whole(max_steps, "max_steps", 1)
-    pair = paired(mu, nu, norm)
+    pair = make_pair(mu, nu, norm)
     state = _State.of(pair.costs(), pair.a, pair.b)
     steps, share = 0, max(_START, regularization)
     while True:

@@ -17,7 +17,15 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fenchel.measures.affine import Affine, Map, affine_of, as_map, check_settled, map_name, mapped
+from fenchel.measures.affine import (
+    Affine,
+    Map,
+    affine_of,
+    apply_map,
+    as_map,
+    check_settled,
+    map_name,
+)
 from fenchel.measures.empirical import Empirical, mixing_weights, mixture
 from fenchel.measures.gaussian import GaussianMeasure
 from fenchel.measures.measure import Function, Measure, average, check_points
@@ -76,14 +84,14 @@ class Kernel(ABC):
     def __rmatmul__(self, measure: GaussianMeasure) -> GaussianMeasure: ...
     def __rmatmul__(self, measure: Measure) -> Measure:
         if isinstance(measure, GaussianMeasure):
-            return pushed(measure, self)
+            return push_forward(measure, self)
         if not isinstance(measure, Empirical):
             raise TypeError(
                 f"a kernel acts on measures, got {type(measure).__name__}; use Empirical(points)"
             )
         # as the one row of a kernel
         row = Empirical._unchecked(measure.points.unsqueeze(-3), measure.weights.unsqueeze(-2))
-        moved = discrete(carried(row, self))
+        moved = discrete(carry(row, self))
         points = moved.points if moved.points.dim() == 2 else moved.points.squeeze(-3)
         return Empirical._unchecked(points, moved.weights.squeeze(-2))
 
@@ -151,7 +159,7 @@ class Composed(Kernel):
         self.first, self.second = first, second
 
     def _at(self, x: Tensor) -> Measure:
-        return carried(self.first.at(x), self.second)
+        return carry(self.first.at(x), self.second)
 
     def affine(self) -> Affine | None:
         first, second = self.first.affine(), self.second.affine()
@@ -183,7 +191,7 @@ class Deterministic(Kernel):
 
     def _at(self, x: Tensor) -> Empirical:
         check_settled(self.function)
-        image = mapped(self.function, x)
+        image = apply_map(self.function, x)
         if not isinstance(image, Tensor) or image.shape[:-1] != x.shape[:-1]:
             got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise ValueError(
@@ -212,7 +220,7 @@ class Residual(Kernel):
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = _checked(kernel)
+        self.kernel = _require_kernel(kernel)
 
     def _at(self, x: Tensor) -> Measure:
         step = self.kernel.at(x)
@@ -250,7 +258,7 @@ class KernelMixture(Kernel):
     def __init__(
         self, kernels: Sequence[Kernel], weights: Sequence[float] | Tensor | None = None
     ) -> None:
-        self.kernels = [_checked(kernel) for kernel in kernels]
+        self.kernels = [_require_kernel(kernel) for kernel in kernels]
         self.weights = mixing_weights(weights, len(self.kernels))
 
     def _at(self, x: Tensor) -> Empirical:
@@ -265,14 +273,14 @@ class KernelMixture(Kernel):
 # ---- how a measure goes through a kernel
 
 
-def carried(first: Measure, kernel: Kernel) -> Measure:
+def carry(first: Measure, kernel: Kernel) -> Measure:
     """The batch (..., m) of measures `first`, each sent through the kernel.
 
     Points go in as (..., m n, d): the kernel's own batch axes stay beside those of `first` and
     never meet the axis m.
     """
     if isinstance(first, GaussianMeasure):
-        return pushed(first, kernel)
+        return push_forward(first, kernel)
     first = discrete(first)
     points = first.points if first.points.dim() > 2 else first.points.unsqueeze(0)
     rows, n = points.shape[-3], first.size  # rows: 1 where the m measures share their points
@@ -288,7 +296,7 @@ def carried(first: Measure, kernel: Kernel) -> Measure:
     return Empirical._unchecked(targets, joint.flatten(-2))
 
 
-def pushed(measure: GaussianMeasure, kernel: Kernel) -> GaussianMeasure:
+def push_forward(measure: GaussianMeasure, kernel: Kernel) -> GaussianMeasure:
     """A Gaussian through an affine map, exactly."""
     affine = kernel.affine()
     if affine is None:
@@ -310,7 +318,7 @@ def discrete(measure: Measure) -> Empirical:
     return measure
 
 
-def _checked(kernel: object) -> Kernel:
+def _require_kernel(kernel: object) -> Kernel:
     if isinstance(kernel, NonlinearKernel):
         raise TypeError(_give_measure(kernel))
     if not isinstance(kernel, Kernel):

@@ -19,7 +19,7 @@ from fenchel.continuous import (
     ValueFit,
     cell_centers,
 )
-from fenchel.continuous.values import weighted
+from fenchel.continuous.values import average_features
 from fenchel.nn.continuous_density import Member, even_where_empty
 from fenchel.nn.modes import Modes, ModeSelection
 from fenchel.nn.multihead import MultiheadAttention
@@ -341,9 +341,9 @@ class ContinuousTransformerLayer(Module):
             operator = fit.masked(mask)
         # In units of the functions' heights, coefficients are about as large as tokens.
         height = fit.basis(fit.basis.centers).diagonal()
-        rows = weighted(operator.mT * height.unsqueeze(-1), self.before_attention(tokens))
+        rows = average_features(operator.mT * height.unsqueeze(-1), self.before_attention(tokens))
         mixed, _ = self.attention(rows, rows, rows, need_weights=False)
-        read = weighted(fit.at_positions / height, mixed)  # (batch, L, embed_dim)
+        read = average_features(fit.at_positions / height, mixed)  # (batch, L, embed_dim)
         tokens = tokens + self.dropout(read)
         inner = torch.nn.functional.gelu(self.widen(self.before_mlp(tokens)))
         output: Tensor = tokens + self.dropout(self.narrow(inner))

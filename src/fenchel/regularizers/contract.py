@@ -75,11 +75,11 @@ class Curvature:
 
     @classmethod
     def separable(cls, response: Tensor) -> Curvature:
-        return cls(response, normalized(response))
+        return cls(response, normalize(response))
 
     def apply(self, direction: Tensor) -> Tensor:
         """dp for ds = direction; equally the gradient in scores of <direction, p>."""
-        return balanced(self.response * self.advantage(direction), self.response)
+        return balance(self.response * self.advantage(direction), self.response)
 
     def advantage(self, utility: Tensor) -> Tensor:
         """Utility minus its mean under the escort distribution."""
@@ -207,7 +207,7 @@ def weigh_natively(scores: Tensor, family: str, parameter: float) -> Tensor | No
     return weights.reshape(scores.shape)
 
 
-def balanced(moves: Tensor, slopes: Tensor) -> Tensor:
+def balance(moves: Tensor, slopes: Tensor) -> Tensor:
     """Moves that sum to zero: the key of steepest slope takes what the others leave.
 
     Its own move is slope times a difference that rounds to zero where its slope dominates.
@@ -223,7 +223,7 @@ def one_hot(index: Tensor, n: int) -> Tensor:
     return torch.arange(n, device=index.device) == index
 
 
-def normalized(response: Tensor) -> Tensor:
+def normalize(response: Tensor) -> Tensor:
     """Divide by the row's sum; a row of zeros stays zero."""
     total = response.sum(-1, keepdim=True)
     return response / where(total > 0, total, 1.0)

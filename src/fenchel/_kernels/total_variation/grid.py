@@ -108,9 +108,9 @@ def tv_grid(
     clean, allowed = (v.reshape(batch, *shape[-2:]) for v in (clean, allowed))
     answer = _no_answer(clean)
     if scores.numel() > 0:
-        grid, unit = _scaled(clean, lam, allowed, tolerance)
+        grid, unit = _scale(clean, lam, allowed, tolerance)
         _ascend(grid, max_steps, answer)
-        answer = answer._replace(dual=_unscaled(answer.dual, grid, lam, unit))
+        answer = answer._replace(dual=_unscale(answer.dual, grid, lam, unit))
     right, down = (w.to(scores.dtype).reshape(shape).clone() for w in answer.dual.unbind(1))
     signs = answer.signs.to(scores.dtype).view(shape)
     return answer.labels.view(shape), signs, right, down, answer.converged.view(shape[:-2])
@@ -126,7 +126,7 @@ def _no_answer(scores: Tensor) -> _Polished:
     )
 
 
-def _scaled(
+def _scale(
     scores: Tensor, strength: Tensor, allowed: Tensor, tolerance: float
 ) -> tuple[_Grid, Tensor]:
     """Shift and scale each problem to |scores| <= 1; also return the unit, (b, 1, 1)."""
@@ -148,7 +148,7 @@ def _scaled(
     return _Grid(spread, strength, allowed, bound, edge, accepted_gap), unit
 
 
-def _unscaled(dual: Tensor, grid: _Grid, strength: Tensor, unit: Tensor) -> Tensor:
+def _unscale(dual: Tensor, grid: _Grid, strength: Tensor, unit: Tensor) -> Tensor:
     """The dual in the caller's units; saturated edges sit exactly on +-lam."""
     limit = torch.where(grid.edge, strength.unsqueeze(1), 0)
     inside = (dual * unit.unsqueeze(1)).clamp(-limit, limit)
