@@ -67,15 +67,15 @@ class Problem:
     base: Base
     shift: Tensor  # (...), the row's anchor: a score near which the weights are decided
     axis: int  # where the keys were, counted from the end
-    given: Tensor  # the scores before anything was done to them, keys last; detached
+    raw_scores: Tensor  # the scores before anything was done to them, keys last; detached
 
     def exact_scores(self) -> Tensor:
-        """The given scores less the anchor in the precision of certificates. (..., n)"""
-        exact = certificate_dtype(self.given.device)
-        if self.given.dtype == exact:
+        """The raw scores less the anchor in the precision of certificates. (..., n)"""
+        exact = certificate_dtype(self.raw_scores.device)
+        if self.raw_scores.dtype == exact:
             return self.scores.detach()
         shift = self.shift.unsqueeze(-1).to(exact)
-        return subtract_anchor(self.given.to(exact), shift, self.base.allowed)
+        return subtract_anchor(self.raw_scores.to(exact), shift, self.base.allowed)
 
 
 def subtract_anchor(scores: Tensor, anchor: Tensor, usable: Tensor) -> Tensor:

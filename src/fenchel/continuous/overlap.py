@@ -103,13 +103,15 @@ def _on_a_plane(
     y, w_y = _between(low, high, turned)  # (..., n)
     far = y - at[..., 1:2]
     slope = (mixed / var_y).unsqueeze(-1)
-    given = (var_x - mixed.square() / var_y).unsqueeze(-1)  # of x for a given y
+    var_x_given_y = (var_x - mixed.square() / var_y).unsqueeze(-1)
     left = (level.unsqueeze(-1) - far.square() / (2 * var_y.unsqueeze(-1))).clamp_min(0)
-    middle, half = at[..., 0:1] + slope * far, _root(2 * left * given)
+    middle, half = at[..., 0:1] + slope * far, _root(2 * left * var_x_given_y)
     ball_half = torch.minimum(_root(1 - y.square()), bound.unsqueeze(-1))
     ends = torch.maximum(middle - half, -ball_half), torch.minimum(middle + half, ball_half)
     x, w_x = _between(*ends, _inner_rule(exact, at))  # (..., n, n')
-    psi = left.unsqueeze(-1) - (x - middle.unsqueeze(-1)).square() / (2 * given.unsqueeze(-1))
+    psi = left.unsqueeze(-1) - (x - middle.unsqueeze(-1)).square() / (
+        2 * var_x_given_y.unsqueeze(-1)
+    )
     product = psi.clamp_min(0) * _density(
         eps[..., None, None], x.square() + y.square().unsqueeze(-1)
     )

@@ -52,18 +52,18 @@ class Affine:
         return f"Affine({columns} -> {rows})"
 
 
-def as_map(given: Map | None, name: str) -> Callable[[Tensor], Tensor]:
+def as_map(transform: Map | None, name: str) -> Callable[[Tensor], Tensor]:
     """A matrix becomes x -> matrix x, nothing the identity; callables stay."""
-    if given is None:
+    if transform is None:
         return identity
-    if isinstance(given, Tensor):
-        return Affine(given)
-    if not callable(given):
+    if isinstance(transform, Tensor):
+        return Affine(transform)
+    if not callable(transform):
         raise TypeError(
             f"{name} must be a matrix (d', d) or a callable such as torch.nn.Linear, got "
-            f"{type(given).__name__}"
+            f"{type(transform).__name__}"
         )
-    return given
+    return transform
 
 
 def identity(x: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Kernel(ABC):
         if isinstance(other, Kernel):
             return Composed(self, other)
         if isinstance(other, NonlinearKernel):
-            raise TypeError(_give_measure(other))
+            raise TypeError(_ask_for_measure(other))
         if isinstance(other, Tensor) or not callable(other):
             raise TypeError(
                 f"a kernel acts on functions and composes with kernels, got {type(other).__name__};"
@@ -143,10 +143,10 @@ class NonlinearKernel(ABC):
         """K_mu"""
 
     def __matmul__(self, other: object) -> Kernel:
-        raise TypeError(_give_measure(self))
+        raise TypeError(_ask_for_measure(self))
 
     def __rmatmul__(self, other: object) -> Kernel:
-        raise TypeError(_give_measure(self))
+        raise TypeError(_ask_for_measure(self))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -320,7 +320,7 @@ def discrete(measure: Measure) -> Empirical:
 
 def _require_kernel(kernel: object) -> Kernel:
     if isinstance(kernel, NonlinearKernel):
-        raise TypeError(_give_measure(kernel))
+        raise TypeError(_ask_for_measure(kernel))
     if not isinstance(kernel, Kernel):
         raise TypeError(
             f"a kernel is needed, got {type(kernel).__name__}; for a map of points use "
@@ -329,6 +329,6 @@ def _require_kernel(kernel: object) -> Kernel:
     return kernel
 
 
-def _give_measure(given: NonlinearKernel) -> str:
-    name = type(given).__name__
+def _ask_for_measure(kernel: NonlinearKernel) -> str:
+    name = type(kernel).__name__
     return f"{name} is a kernel only once it has a measure; use A(mu) for A = {name}(...)"

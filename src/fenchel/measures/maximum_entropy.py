@@ -127,7 +127,7 @@ class _Problem:
 
     @classmethod
     def make(cls, nu: Empirical, values: Tensor, moments: Tensor) -> _Problem:
-        given = torch.promote_types(values.dtype, moments.dtype)
+        dtype = torch.promote_types(values.dtype, moments.dtype)
         inner = certificate_dtype(values.device)
         weights, values, moments = (x.to(inner) for x in (nu.weights, values, moments))
         live = (weights.detach() > 0).unsqueeze(-1).to(inner)  # (..., n, 1)
@@ -138,7 +138,7 @@ class _Problem:
         scale = where(scale > 0, scale, 1.0)
         # Features far from zero beside their range carry that much rounding, as moments do.
         far = (centre / scale).abs().amax(-1, keepdim=True)  # (..., 1)
-        eps = torch.finfo(given).eps * (1 + far)
+        eps = torch.finfo(dtype).eps * (1 + far)
         turn, size = _right_vectors(spread / scale.unsqueeze(-2))
         on = size > eps * max(spread.shape[-2:]) * size.amax(-1, keepdim=True)  # (..., k)
         stretch = where(on, count.sqrt() / where(on, size, 1.0), 0.0)

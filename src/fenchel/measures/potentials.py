@@ -127,7 +127,9 @@ def _describe(potential: Dot | ScaledDot | GaussianPotential) -> str:
     heat = potential.temperature
     parts = [] if heat is None else [f"temperature={heat:g}"]
     maps = (("query", potential.query), ("key", potential.key))
-    parts += [f"{name}={map_name(given)}" for name, given in maps if given is not identity]
+    parts += [
+        f"{name}={map_name(transform)}" for name, transform in maps if transform is not identity
+    ]
     return f"{type(potential).__name__}({', '.join(parts)})"
 
 

@@ -122,15 +122,17 @@ class MomentProjection:
         return f"MomentProjection({', '.join(parts)})"
 
     @overload
-    def __call__(self, given: Kernel) -> Kernel: ...
+    def __call__(self, measure_or_kernel: Kernel) -> Kernel: ...
     @overload
-    def __call__(self, given: Measure) -> Measure: ...
-    def __call__(self, given: Measure | Kernel) -> Measure | Kernel:
-        if isinstance(given, Kernel):
-            return _Projected(self, given)
-        if not isinstance(given, Measure):
-            raise TypeError(f"Pi takes a measure or a kernel, got {type(given).__name__}")
-        return self.family.member(given, self.features)
+    def __call__(self, measure_or_kernel: Measure) -> Measure: ...
+    def __call__(self, measure_or_kernel: Measure | Kernel) -> Measure | Kernel:
+        if isinstance(measure_or_kernel, Kernel):
+            return _Projected(self, measure_or_kernel)
+        if not isinstance(measure_or_kernel, Measure):
+            raise TypeError(
+                f"Pi takes a measure or a kernel, got {type(measure_or_kernel).__name__}"
+            )
+        return self.family.member(measure_or_kernel, self.features)
 
 
 class _Projected(Kernel):
