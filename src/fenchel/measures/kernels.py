@@ -120,7 +120,7 @@ class Applied:
 
 
 class _ByRows:
-    """K @ f on points (..., m, n, d) of m measures, which go in as (..., m n, d): as in `carried`,
+    """K @ f on points (..., m, n, d) of m measures, which go in as (..., m n, d): as in `carry`,
     the kernel's own batch axes never meet the axis m."""
 
     def __init__(self, function: Applied) -> None:

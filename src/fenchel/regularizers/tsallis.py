@@ -255,7 +255,7 @@ class _Rows(NamedTuple):
 
     def _answering(self, parts: _Parts) -> Tensor:
         """For alpha > 2 the key of steepest slope gets its derivative from sum p = 1: its own is
-        slope times a difference that rounds to zero, as in `balanced`."""
+        slope times a difference that rounds to zero, as in `balance`."""
         p, n = parts.p, parts.p.shape[-1]
         if n == 0 or (self.static_eps is not None and self.static_eps <= 1):
             return p
