@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{name:<20}{cosine.mean():>12.4f}{cosine.min():>8.4f}{kept:>14.1%}{links:>12.1%}")
     sol = certify(hf.convert(model, fl.Shannon()), lens.encode(tokenizer, texts[:1]), 1, 0)
     print(f"layer 1, head 0, {sol.shape[-1]} tokens of one sentence, entmax-1.5:", end=" ")
-    print(f"{sol.support.double().mean():.1f} keys a token, gap at most {sol.gap.max():.1e}")
+    print(f"{sol.support_size.double().mean():.1f} keys a token, gap at most {sol.gap.max():.1e}")
 
 
 if __name__ == "__main__":

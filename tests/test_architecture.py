@@ -55,33 +55,33 @@ def looks_down(tree):
     wrong = []
     for path in tree.files("fenchel"):
         room = room_of(tree.module_of(path))
-        for found in tree.imports(path):
-            if not room or found.written[0] != "fenchel":
+        for actual in tree.imports(path):
+            if not room or actual.written[0] != "fenchel":
                 continue
-            other = room_of(found.module)
+            other = room_of(actual.module)
             if other and ROOMS.index(other) > ROOMS.index(room):
-                wrong.append((path.name, found.line, other))
+                wrong.append((path.name, actual.line, other))
     return wrong
 
 
 def foreign(tree, package, *forbidden):
     """Imports of forbidden packages."""
     return [
-        (path.name, found.line, found.module)
+        (path.name, actual.line, actual.module)
         for path in tree.files(package)
-        for found in tree.imports(path)
-        if found.written[0] in forbidden
+        for actual in tree.imports(path)
+        if actual.written[0] in forbidden
     ]
 
 
 def private(tree, package, owner):
     """Names of `owner` that begin with an underscore, used in `package`."""
     return [
-        (path.name, found.line, ".".join(found.written))
+        (path.name, actual.line, ".".join(actual.written))
         for path in tree.files(package)
-        for found in tree.imports(path)
-        if found.written[0] == owner
-        and any(part.startswith("_") and part != "__version__" for part in found.written)
+        for actual in tree.imports(path)
+        if actual.written[0] == owner
+        and any(part.startswith("_") and part != "__version__" for part in actual.written)
     ]
 
 
@@ -89,11 +89,11 @@ def beyond_torch(tree, rooms):
     """Packages other than torch and numpy that a room imports when it is loaded."""
     allowed = {"fenchel", "torch", "numpy", *sys.stdlib_module_names}
     return [
-        (path.name, found.line, found.module)
+        (path.name, actual.line, actual.module)
         for path in tree.files("fenchel")
         if room_of(tree.module_of(path)) in rooms
-        for found in tree.imports(path)
-        if found.written[0] not in allowed | {ADAPTERS.get(path.name)}
+        for actual in tree.imports(path)
+        if actual.written[0] not in allowed | {ADAPTERS.get(path.name)}
     ]
 
 

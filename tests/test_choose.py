@@ -62,9 +62,9 @@ def measured(written):
             and (r["deviation"], r["direction"]) == (1.0, "forward+backward")
         )
     if written in MAPS:
-        found = stored("maps")["results"]
+        actual = stored("maps")["results"]
         return only(
-            r for r in found if (r["name"], r["direction"]) == (MAPS[written], "forward+backward")
+            r for r in actual if (r["name"], r["direction"]) == (MAPS[written], "forward+backward")
         )
     document = stored("continuous")
     if written in IMAGES:

@@ -72,9 +72,9 @@ def test_the_readme_fits_its_first_screens():
 
 def test_the_numbers_of_the_readme_are_the_measured_ones():
     measured = json.loads((ROOT / "results" / "bench_attention.json").read_text())["results"]
-    wanted = {"method": "fl Tsallis(1.5)", "variant": "plain", "deviation": 1.0, "n": 4096}
+    expected = {"method": "fl Tsallis(1.5)", "variant": "plain", "deviation": 1.0, "n": 4096}
     ratios = {
-        e["direction"]: e["ratio"] for e in measured if all(e[k] == v for k, v in wanted.items())
+        e["direction"]: e["ratio"] for e in measured if all(e[k] == v for k, v in expected.items())
     }
     text = " ".join(README.split())
     assert f"forward and backward take {ratios['forward+backward']:.3g} of the time" in text

@@ -180,12 +180,12 @@ def cubic(t):
 def cubic_derivatives(count):
     """At t = 2, where x = 1: x' = 1 / (3 x^2 + 1) is a function of x, differentiated by x x'."""
     x = torch.ones((), dtype=DOUBLE, requires_grad=True)
-    value, found = x, []
+    value, actual = x, []
     for _ in range(count):
         slope = torch.autograd.grad(value, x, create_graph=True)[0]
         value = slope / (3 * x**2 + 1)
-        found.append(float(value.detach()))
-    return found
+        actual.append(float(value.detach()))
+    return actual
 
 
 TWO = torch.tensor(2.0, dtype=DOUBLE)

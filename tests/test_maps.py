@@ -27,10 +27,10 @@ def test_weights_and_gradients_are_those_of_solve(alpha, keys, spread):
     torch.manual_seed(keys)
     scores = (spread * torch.randn(5, keys, dtype=torch.float64)).requires_grad_()
     gradient = torch.randn(5, keys, dtype=torch.float64)
-    found, wanted = fl.entmax(scores, alpha), through_solve(scores, alpha)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=2e-14)
-    (mine,) = torch.autograd.grad(found, scores, gradient)
-    (theirs,) = torch.autograd.grad(wanted, scores, gradient)
+    weights, expected = fl.entmax(scores, alpha), through_solve(scores, alpha)
+    torch.testing.assert_close(weights, expected, rtol=1e-9, atol=2e-14)
+    (mine,) = torch.autograd.grad(weights, scores, gradient)
+    (theirs,) = torch.autograd.grad(expected, scores, gradient)
     torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-11)
 
 
@@ -68,17 +68,17 @@ def test_second_and_third_derivatives(alpha):
 def test_any_axis_and_any_layout(dim):
     scores = torch.randn(4, 5, 6, dtype=torch.float64)
     for layout in (scores, scores.transpose(0, 2), scores[:, ::2], scores[:1].expand(4, 5, 6)):
-        found, wanted = fl.entmax(layout, 1.5, dim=dim), through_solve(layout, 1.5, dim)
-        assert found.shape == wanted.shape
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
+        weights, expected = fl.entmax(layout, 1.5, dim=dim), through_solve(layout, 1.5, dim)
+        assert weights.shape == expected.shape
+        torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_precisions(dtype):
     scores = torch.randn(6, 50).to(dtype)
-    found = fl.entmax(scores, 1.5)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, through_solve(scores, 1.5))
+    weights = fl.entmax(scores, 1.5)
+    assert weights.dtype == dtype
+    torch.testing.assert_close(weights, through_solve(scores, 1.5))
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -94,10 +94,10 @@ def test_strange_rows(alpha):
             [2.0] * 9,
         ]
     )
-    found, wanted = fl.entmax(scores, alpha), through_solve(scores, alpha)
-    torch.testing.assert_close(found, wanted, equal_nan=True)
-    assert found[2:4].isnan().all()
-    assert (found[1] == 0).all()
+    weights, expected = fl.entmax(scores, alpha), through_solve(scores, alpha)
+    torch.testing.assert_close(weights, expected, equal_nan=True)
+    assert weights[2:4].isnan().all()
+    assert (weights[1] == 0).all()
     leaf = scores.clone().requires_grad_()
     fl.entmax(leaf, alpha)[[0, 1, 4, 5]].pow(2).sum().backward()
     assert leaf.grad[[0, 1, 4, 5]].isfinite().all()
@@ -109,20 +109,20 @@ def test_bits_do_not_depend_on_threads(threads):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = fl.entmax(scores, 1.3)
-        gradient = row_weights_backward(scores, found, "tsallis", 0.3)
+        weights = fl.entmax(scores, 1.3)
+        gradient = row_weights_backward(scores, weights, "tsallis", 0.3)
     finally:
         torch.set_num_threads(before)
-    assert found.equal(fl.entmax(scores, 1.3))
-    assert gradient.equal(row_weights_backward(scores, found, "tsallis", 0.3))
+    assert weights.equal(fl.entmax(scores, 1.3))
+    assert gradient.equal(row_weights_backward(scores, weights, "tsallis", 0.3))
 
 
 def test_transforms_go_through_solve():
     scores = torch.randn(4, 7, dtype=torch.float64)
     torch.testing.assert_close(torch.func.vmap(fl.sparsemax)(scores), fl.sparsemax(scores))
     _, tangent = torch.func.jvp(fl.sparsemax, (scores,), (scores,))
-    wanted = torch.func.jvp(lambda s: through_solve(s, 2.0), (scores,), (scores,))[1]
-    torch.testing.assert_close(tangent, wanted)
+    expected = torch.func.jvp(lambda s: through_solve(s, 2.0), (scores,), (scores,))[1]
+    torch.testing.assert_close(tangent, expected)
 
 
 def test_compiled():

@@ -41,13 +41,13 @@ MAPS = {
 @pytest.mark.parametrize("name", MAPS)
 def test_every_score_is_its_definition(name):
     score, definition = MAPS[name]
-    found = score(Q, K)
-    assert found.shape == (2, 3, 4)
+    actual = score(Q, K)
+    assert actual.shape == (2, 3, 4)
     for batch in range(2):
         for i in range(3):
             for j in range(4):
-                wanted = definition(Q[batch, i], K[batch, j])
-                assert abs(found[batch, i, j] - wanted) <= 1e-13
+                expected = definition(Q[batch, i], K[batch, j])
+                assert abs(actual[batch, i, j] - expected) <= 1e-13
 
 
 def test_definitions_differ():
@@ -91,8 +91,8 @@ def test_softmax_of_distances_is_the_gaussian_kernel_estimate():
     queries = draw(3, 4, 2)
     weights = fl.softmax(fl.scores.negative_squared_distance(queries, points, 0.5 / 0.3**2))
     kernel = torch.exp(-(torch.cdist(queries, points) ** 2) / (2 * 0.3**2))
-    wanted = (kernel @ values) / kernel.sum(-1, keepdim=True)
-    assert (weights @ values - wanted).abs().max() <= 1e-12
+    expected = (kernel @ values) / kernel.sum(-1, keepdim=True)
+    assert (weights @ values - expected).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("scale", [None, 0.7, -0.2])
@@ -112,6 +112,6 @@ def test_second_derivatives_where_points_meet():
         return fl.scores.negative_squared_distance(x, points).diagonal()
 
     for row in range(len(points)):
-        found = torch.func.hessian(lambda x, row=row: score(points.index_copy(
+        hessian = torch.func.hessian(lambda x, row=row: score(points.index_copy(
             0, torch.tensor([row]), x.unsqueeze(0)))[row])(points[row])  # fmt: skip
-        torch.testing.assert_close(found, -torch.eye(16, dtype=torch.float64), rtol=0, atol=1e-12)
+        torch.testing.assert_close(hessian, -torch.eye(16, dtype=torch.float64), rtol=0, atol=1e-12)

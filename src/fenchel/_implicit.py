@@ -147,9 +147,11 @@ class _Root(torch.autograd.Function):
             views = [x.view_as(x) if need else x for x, need in zip(operands, needed, strict=True)]
             residual, solve = ctx.linearise(root if again else root.detach(), *views)
         pulled = solve(gradient)
-        wanted = [x for x, need in zip(views, needed, strict=True) if need]
+        differentiated = [x for x, need in zip(views, needed, strict=True) if need]
         slopes = iter(
-            torch.autograd.grad(residual, wanted, pulled, create_graph=again, allow_unused=True)
+            torch.autograd.grad(
+                residual, differentiated, pulled, create_graph=again, allow_unused=True
+            )
         )
         return None, None, *(next(slopes) if need else None for need in needed)
 

@@ -54,13 +54,13 @@ def summary() -> dict[str, str | int | list[str]]:
 
 
 def devices() -> list[str]:
-    found = ["cpu"]
+    names = ["cpu"]
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
-        found += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count)]
+        names += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count)]
     if torch.backends.mps.is_available():
-        found.append("mps")
-    return found
+        names.append("mps")
+    return names
 
 
 def fast_paths() -> list[FastPath]:

@@ -121,8 +121,8 @@ def _one_hot(
     return (classes == target.unsqueeze(-1)).to(dtype), counted
 
 
-def _check_distribution(y: Tensor, given: torch.dtype, total: Tensor) -> None:
-    coarse = max(torch.finfo(given).eps, torch.finfo(y.dtype).eps)
+def _check_distribution(y: Tensor, dtype: torch.dtype, total: Tensor) -> None:
+    coarse = max(torch.finfo(dtype).eps, torch.finfo(y.dtype).eps)
     off = (y.sum(-1) - total).abs() > total * y.shape[-1] * coarse * 8
     if has((y < 0).any(-1) | off):
         raise ValueError(

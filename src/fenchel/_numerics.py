@@ -69,6 +69,20 @@ def check_whole(value: object, name: str, low: int) -> None:
         raise ValueError(f"{name} must be >= {low}, got {value}")
 
 
+def check_positive(value: float, name: str) -> None:
+    """Refuse anything but a finite number > 0."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be finite and > 0, got {value}")
+
+
+def expands_to(shape: torch.Size, target: torch.Size) -> bool:
+    """Whether a tensor of this shape can be expanded to the target."""
+    try:
+        return bool(torch.broadcast_shapes(shape, target) == target)
+    except RuntimeError:
+        return False
+
+
 def check_tensor(value: object, name: str) -> None:
     """Refuse anything but a tensor."""
     if not isinstance(value, Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -47,6 +47,14 @@ _REMEDIES = {
 }
 
 
+def explain_statuses(statuses: Tensor, remedies: Mapping[Status, str]) -> str:
+    """One line for each status that occurs: its name, the number of rows, its remedy."""
+    counts = [(status, int((statuses == status).sum())) for status in Status]
+    rows = statuses.numel()
+    lines = [f"{x.name}: {count} of {rows} rows; {remedies[x]}" for x, count in counts if count]
+    return "\n".join(lines) or "no rows"
+
+
 class SolveError(ValueError):
     """Raised by `solve(..., throw=True)` for rows that are not OK."""
 
@@ -59,15 +67,15 @@ class Problem:
     base: Base
     shift: Tensor  # (...), the row's anchor: a score near which the weights are decided
     axis: int  # where the keys were, counted from the end
-    given: Tensor  # the scores before anything was done to them, keys last; detached
+    raw_scores: Tensor  # the scores before anything was done to them, keys last; detached
 
     def exact_scores(self) -> Tensor:
-        """The given scores less the anchor in the precision of certificates. (..., n)"""
-        exact = certificate_dtype(self.given.device)
-        if self.given.dtype == exact:
+        """The raw scores less the anchor in the precision of certificates. (..., n)"""
+        exact = certificate_dtype(self.raw_scores.device)
+        if self.raw_scores.dtype == exact:
             return self.scores.detach()
         shift = self.shift.unsqueeze(-1).to(exact)
-        return subtract_anchor(self.given.to(exact), shift, self.base.allowed)
+        return subtract_anchor(self.raw_scores.to(exact), shift, self.base.allowed)
 
 
 def subtract_anchor(scores: Tensor, anchor: Tensor, usable: Tensor) -> Tensor:
@@ -257,12 +265,7 @@ class Solution:
 
     def explain(self) -> str:
         """One line for each status that occurs, with what to do about it."""
-        lines, codes = [], self.status
-        for status in Status:
-            count = int((codes == status).sum())
-            if count:
-                lines.append(f"{status.name}: {count} of {codes.numel()} rows; {status.remedy}")
-        return "\n".join(lines) or "no rows"
+        return explain_statuses(self.status, _REMEDIES)
 
     @property
     def _failed(self) -> Tensor:

@@ -104,11 +104,11 @@ def _snapshot(regularizer: Regularizer) -> Regularizer:
     """A copy with its own tensors: an optimiser's step on alpha must not change past answers."""
     if torch.compiler.is_compiling():  # traced tensors do not change behind our back
         return regularizer
-    mine = copy.copy(regularizer)
+    snapshot = copy.copy(regularizer)
     for name, value in vars(regularizer).items():
         if isinstance(value, Tensor):
-            object.__setattr__(mine, name, value.clone())
-    return mine
+            object.__setattr__(snapshot, name, value.clone())
+    return snapshot
 
 
 def check_scores(scores: Tensor, dim: int) -> None:
@@ -141,13 +141,13 @@ def _prepare(
     if regularizer.takes_base and _has_masses(base):
         # A large score and a small mass may cancel: float32 would round what remains of the two.
         precision = certificate_dtype(scores.device)
-    given = scores.movedim(axis, -1)
-    x = given.to(precision)
+    raw_scores = scores.movedim(axis, -1)
+    x = raw_scores.to(precision)
     valid = regularizer.valid_rows(x)
     if base is None and _is_ordinary(x, valid):
         everything = Base.everything(x)
         shift = regularizer.anchor(x, everything).detach()
-        ready = Problem(x - shift, everything, shift.squeeze(-1), axis, given.detach())
+        ready = Problem(x - shift, everything, shift.squeeze(-1), axis, raw_scores.detach())
         return ready, torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     if isinstance(base, Tensor) and axis != -1:
         base = expand_to(base, scores.shape, "base").movedim(axis, -1)
@@ -164,7 +164,7 @@ def _prepare(
     shift = where(~empty.unsqueeze(-1), anchor, 0.0).detach()
     usable = live | (x.isfinite() & ~broken.unsqueeze(-1))
     centred = subtract_anchor(x, shift, usable)
-    return Problem(centred, cleaned, shift.squeeze(-1), axis, given.detach()), status
+    return Problem(centred, cleaned, shift.squeeze(-1), axis, raw_scores.detach()), status
 
 
 def _has_masses(base: Tensor | Prior | None) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has, where
+from fenchel._numerics import certificate_dtype, check_tensor, check_whole, expands_to, has, where
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,11 +355,11 @@ def check_base(base: object) -> None:
     if base is None or isinstance(base, Prior):
         return
     if not isinstance(base, Tensor):
-        made = (
+        remedy = (
             f"call it: {base.__name__}(...)" if isinstance(base, type) else "use torch.tensor(...)"
         )
         raise TypeError(
-            f"base must be a tensor or a fenchel prior, got {type(base).__name__}; {made}"
+            f"base must be a tensor or a fenchel prior, got {type(base).__name__}; {remedy}"
         )
     if base.is_complex():
         raise TypeError("base must be real and non-negative, got complex numbers")
@@ -397,11 +397,7 @@ def _from_tensor(base: Tensor, shape: torch.Size, like: Tensor) -> Base:
 
 def expand_to(tensor: Tensor, shape: torch.Size, name: str) -> Tensor:
     """The tensor in the scores' shape, or an error that names both."""
-    try:
-        fits = torch.broadcast_shapes(tensor.shape, shape) == shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not expands_to(tensor.shape, shape):
         raise ValueError(
             f"{name} of shape {tuple(tensor.shape)} does not broadcast to the scores' shape "
             f"{tuple(shape)}; keys are the last axis (or the axis given as dim)"

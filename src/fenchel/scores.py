@@ -33,8 +33,10 @@ def negative_squared_distance(query: Tensor, key: Tensor, scale: float = 0.5) ->
     query, key = query - middle, key - middle
     product = query @ key.mT
     lengths = query.square().sum(-1, keepdim=True) + key.square().sum(-1).unsqueeze(-2)
-    found = 2 * product - lengths
-    return scale * (found - found.detach().clamp(min=0.0))  # rounding above zero; all derivatives
+    negative_distances = 2 * product - lengths
+    return scale * (
+        negative_distances - negative_distances.detach().clamp(min=0.0)
+    )  # rounding above zero; all derivatives
 
 
 def default_scale(query: Tensor, scale: float | None) -> float:

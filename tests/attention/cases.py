@@ -102,9 +102,11 @@ class Case:
     operands: Callable = _operands  # leaves -> query, key, value: views are made in the graph
 
     def call(self, attend, leaves):
-        made = self.regularizer
-        made = made(leaves) if not isinstance(made, fl.Regularizer) else made
-        return attend(*self.operands(leaves), made, **self.options(leaves))
+        regularizer = self.regularizer
+        regularizer = (
+            regularizer(leaves) if not isinstance(regularizer, fl.Regularizer) else regularizer
+        )
+        return attend(*self.operands(leaves), regularizer, **self.options(leaves))
 
     def rounded(self, dtype):
         """The numbers that a computation in `dtype` is given, back in float64."""
@@ -151,9 +153,9 @@ def derivatives(attend, case, dtype=DOUBLE):
     leaves = {n: x.to(dtype, copy=True).requires_grad_() for n, x in case.leaves.items()}
     output = case.call(attend, leaves)
     cotangent = draw(77, *output.shape, dtype=output.dtype)
-    found = torch.autograd.grad(output, list(leaves.values()), cotangent, allow_unused=True)
-    assert all(gradient is not None for gradient in found), "a leaf was left out of the graph"
-    return {"output": output.detach(), **dict(zip(leaves, found, strict=True))}
+    gradients = torch.autograd.grad(output, list(leaves.values()), cotangent, allow_unused=True)
+    assert all(gradient is not None for gradient in gradients), "a leaf was left out of the graph"
+    return {"output": output.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
 def assert_agrees(attend, case, dtype=DOUBLE, *, reference=dense):
@@ -164,20 +166,22 @@ def assert_agrees(attend, case, dtype=DOUBLE, *, reference=dense):
     and several times what shaking the inputs by two units does to the answer.
     """
     case, unit = case.rounded(dtype), torch.finfo(dtype).eps
-    found = derivatives(attend, case, dtype)
+    gradients = derivatives(attend, case, dtype)
     exact = derivatives(reference, case)
     shaken = [derivatives(reference, case.shaken(seed, 2 * unit)) for seed in (1, 2)]
-    for name, wanted in exact.items():
-        moves = [largest_difference(other[name], wanted) for other in shaken]
-        allowed = 64 * unit * max(0.1, largest(wanted)) + 8 * max(moves)
-        assert_within(found[name], wanted, allowed, name)
+    for name, expected in exact.items():
+        moves = [largest_difference(other[name], expected) for other in shaken]
+        allowed = 64 * unit * max(0.1, largest(expected)) + 8 * max(moves)
+        assert_within(gradients[name], expected, allowed, name)
 
 
-def assert_within(found, wanted, allowed, name="output"):
+def assert_within(actual, expected, allowed, name="output"):
     """Same shape, NaN in the same places, and elsewhere no further apart than `allowed`."""
-    assert found.shape == wanted.shape, f"{name}: {tuple(found.shape)}, not {tuple(wanted.shape)}"
-    assert torch.equal(found.isnan(), wanted.isnan()), f"{name}: NaN in other places"
-    error = largest_difference(found.to(DOUBLE), wanted)
+    assert actual.shape == expected.shape, (
+        f"{name}: {tuple(actual.shape)}, not {tuple(expected.shape)}"
+    )
+    assert torch.equal(actual.isnan(), expected.isnan()), f"{name}: NaN in other places"
+    error = largest_difference(actual.to(DOUBLE), expected)
     assert error <= allowed, f"{name}: off by {error:.2e}, allowed {allowed:.2e}"
 
 
@@ -201,9 +205,11 @@ def margin(case):
     base = options.pop("base", None)
     if options.pop("enable_gqa", False):
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    made = case.regularizer
-    made = made(case.leaves) if not isinstance(made, fl.Regularizer) else made
+    regularizer = case.regularizer
+    regularizer = (
+        regularizer(case.leaves) if not isinstance(regularizer, fl.Regularizer) else regularizer
+    )
     scores = dense_scores(query, key, **options)
-    threshold = fl.solve(scores, made, base=base).threshold
+    threshold = fl.solve(scores, regularizer, base=base).threshold
     gaps = (scores - threshold.unsqueeze(-1)).abs()
     return gaps[gaps.isfinite()].min().item()

@@ -205,8 +205,8 @@ def test_a_strange_query_makes_nan_in_its_own_row(name, dtype):
     query[0, 1, 2, 3] = torch.nan
     query[1, 0, 4, 0] = INF
     output = attend(query.to(dtype), K.to(dtype), V.to(dtype), REGULARIZERS[name])
-    wanted = query.isfinite().all(-1)
-    assert torch.equal(output.isnan().any(-1), ~wanted)
+    expected = query.isfinite().all(-1)
+    assert torch.equal(output.isnan().any(-1), ~expected)
 
 
 @pytest.mark.parametrize("content", [math.nan, INF], ids=["nan", "inf"])
@@ -227,8 +227,8 @@ def test_what_a_hidden_key_holds_does_not_matter(name, how, content):
     }[how]
     output = attend(key=key, value=value, regularizer=REGULARIZERS[name], **options)
     assert output.isfinite().all()
-    wanted = dense(Q, K, V, REGULARIZERS[name], **options)
-    assert largest_difference(output, wanted) <= 1e-13
+    expected = dense(Q, K, V, REGULARIZERS[name], **options)
+    assert largest_difference(output, expected) <= 1e-13
 
 
 @pytest.mark.parametrize("content", [math.nan, INF], ids=["nan", "inf"])
@@ -247,10 +247,10 @@ def test_a_base_that_is_not_a_number_is_not_a_mask(regularizer, content):
 def test_masses_beyond_the_range_of_float32(regularizer, size):
     """`solve` takes a float64 base in float64; so does attention."""
     base = size * (1 + torch.arange(6, dtype=DOUBLE))
-    wanted = dense(Q, K, V, regularizer, base=base)
+    expected = dense(Q, K, V, regularizer, base=base)
     output = attend(Q.float(), K.float(), V.float(), regularizer, base=base)
     assert output.dtype == torch.float32
-    assert largest_difference(output, wanted) <= 1e-5
+    assert largest_difference(output, expected) <= 1e-5
 
 
 @pytest.fixture
@@ -286,8 +286,8 @@ def test_a_float64_base_of_usual_masses_takes_the_fast_path(name, regularizer, d
     q, k, v = (x.to(dtype) for x in (Q, K, V))
     output = attend(q, k, v, regularizer, base=base)
     assert torch.equal(output, attend(q, k, v, regularizer, base=base.float()))
-    wanted = dense(q.double(), k.double(), v.double(), regularizer, base=base)
-    assert largest_difference(output, wanted) <= 8 * torch.finfo(dtype).eps
+    expected = dense(q.double(), k.double(), v.double(), regularizer, base=base)
+    assert largest_difference(output, expected) <= 8 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("kernels", ["native"], indirect=True)
@@ -308,8 +308,8 @@ def test_huge_scores_stay_finite(name, dtype):
     assert output.isfinite().all()
     best = (Q @ K.mT).argmax(-1)
     if name not in ("budget", "fused"):  # all weight on the best key
-        wanted = V.gather(2, best.unsqueeze(-1).expand(-1, -1, -1, 3))
-        assert largest_difference(output, wanted.to(dtype)) <= 1e-5
+        expected = V.gather(2, best.unsqueeze(-1).expand(-1, -1, -1, 3))
+        assert largest_difference(output, expected.to(dtype)) <= 1e-5
     gradients = torch.autograd.grad(output.square().sum(), operands)
     assert all(gradient.isfinite().all() for gradient in gradients)
 

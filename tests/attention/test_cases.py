@@ -83,7 +83,7 @@ def test_the_reference_repeats_heads_in_a_row():
 
 
 def test_derivatives_are_those_of_finite_differences():
-    found = derivatives(dense, CASE)
+    gradients = derivatives(dense, CASE)
     step, direction = 1e-6, draw(5, *CASE.leaves["query"].shape)
     sides = []
     for sign in (1, -1):
@@ -91,7 +91,7 @@ def test_derivatives_are_those_of_finite_differences():
         output = CASE.call(dense, leaves)
         sides.append((output * draw(77, *output.shape)).sum())
     slope = (sides[0] - sides[1]) / (2 * step)
-    assert abs(slope - (found["query"] * direction).sum()) <= 1e-7 * abs(slope)
+    assert abs(slope - (gradients["query"] * direction).sum()) <= 1e-7 * abs(slope)
 
 
 def test_margin_sees_a_key_on_the_edge():

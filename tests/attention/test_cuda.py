@@ -39,11 +39,11 @@ def operands(*shape):
 def test_scale_temperature_alpha_and_causality_arrive(calls, monkeypatch, causal):
     q, k, v = operands(2, 3, 128, 16)
     options = {"is_causal": causal, "scale": 0.7}
-    found = fl.attention(q, k, v, fl.Tsallis(1.3, 0.5), **options)
+    output = fl.attention(q, k, v, fl.Tsallis(1.3, 0.5), **options)
     assert calls == [{"alpha": 1.3, "is_causal": causal, "niter": 10}]
     monkeypatch.undo()
-    wanted = fl.attention(q, k, v, fl.Tsallis(1.3, 0.5), **options)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    expected = fl.attention(q, k, v, fl.Tsallis(1.3, 0.5), **options)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_they_cannot_express_goes_elsewhere(calls):

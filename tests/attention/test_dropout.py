@@ -116,10 +116,10 @@ def test_the_mean_is_the_answer_without_dropout(name):
     q, k, v = draw(0, 2, 5, 3), draw(1, 2, 12, 3), draw(2, 2, 12, 2)
     regularizer = REGULARIZERS[name]
     samples = torch.stack([seeded(i, 0.3)(q, k, v, regularizer) for i in range(600)])
-    wanted = dense(q, k, v, regularizer)
-    assert standard_errors(samples, wanted) < 5
-    assert standard_errors(samples, 1.2 * wanted) > 5  # the judge can say no
-    assert standard_errors(samples * 0.7, wanted) > 5  # as without the factor 1 / (1 - p)
+    expected = dense(q, k, v, regularizer)
+    assert standard_errors(samples, expected) < 5
+    assert standard_errors(samples, 1.2 * expected) > 5  # the judge can say no
+    assert standard_errors(samples * 0.7, expected) > 5  # as without the factor 1 / (1 - p)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.9])

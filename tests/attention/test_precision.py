@@ -30,9 +30,9 @@ def errors(attend, cases, dtype):
     worst = {}
     for case in cases:
         case = case.rounded(dtype)
-        exact, found = derivatives(dense, case), derivatives(attend, case, dtype)
-        for name, wanted in exact.items():
-            error = largest_difference(found[name], wanted) / largest(wanted)
+        exact, gradients = derivatives(dense, case), derivatives(attend, case, dtype)
+        for name, expected in exact.items():
+            error = largest_difference(gradients[name], expected) / largest(expected)
             worst[name] = max(worst.get(name, 0.0), error)
     return worst
 
@@ -138,15 +138,15 @@ def test_a_float_mask_keeps_its_precision_in_half_precision(regularizer, dtype):
     q, k, v = (draw(i, 2, 33, 16, dtype=dtype) for i in range(3))
     mask = 30 + draw(5, 33, 33, dtype=torch.float32)  # eight bits leave steps of an eighth
     output = fl.attention(q, k, v, regularizer, attn_mask=mask)
-    wanted = dense(q.double(), k.double(), v.double(), regularizer, attn_mask=mask.double())
+    expected = dense(q.double(), k.double(), v.double(), regularizer, attn_mask=mask.double())
     assert output.dtype == dtype
-    assert largest_difference(output, wanted) <= torch.finfo(dtype).eps * largest(wanted)
+    assert largest_difference(output, expected) <= torch.finfo(dtype).eps * largest(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_half_precision_is_that_of_float32_rounded_at_the_end(dtype):
     q, k, v = (draw(i, 2, 33, 16, dtype=dtype) for i in range(3))
     for alpha in (1.3, 1.5, 2.0):
-        found = fl.attention(q, k, v, fl.Tsallis(alpha))
-        wanted = fl.attention(q.float(), k.float(), v.float(), fl.Tsallis(alpha))
-        assert largest_difference(found, wanted) <= torch.finfo(dtype).eps * largest(wanted)
+        output = fl.attention(q, k, v, fl.Tsallis(alpha))
+        expected = fl.attention(q.float(), k.float(), v.float(), fl.Tsallis(alpha))
+        assert largest_difference(output, expected) <= torch.finfo(dtype).eps * largest(expected)

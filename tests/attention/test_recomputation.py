@@ -24,7 +24,7 @@ def sparse_layer(x):
         return layer(x)
 
 
-def wanted(*regularizers):
+def reference(*regularizers):
     """Output and gradient of one layer after another, without checkpoints or blocks."""
     leaf = X.clone().requires_grad_()
     x = leaf
@@ -34,7 +34,7 @@ def wanted(*regularizers):
 
 
 def assert_agrees(output, leaf, *regularizers):
-    right = wanted(*regularizers)
+    right = reference(*regularizers)
     assert largest_difference(output.detach(), right[0]) <= 1e-13
     assert largest_difference(leaf.grad, right[1]) <= 1e-12
 
@@ -50,7 +50,7 @@ def test_regularizers_differ():
     output.square().sum().backward()
     assert_agrees(output, leaf, fl.Shannon())
     for other in (OMEGA, OTHER):
-        assert largest_difference(leaf.grad, wanted(other)[1]) > 0.1
+        assert largest_difference(leaf.grad, reference(other)[1]) > 0.1
 
 
 REFUSED = r"the block does not hold; enter the block inside .* context_fn"
@@ -64,7 +64,7 @@ def test_a_block_around_a_checkpoint_is_refused(reentrant):
 
 @BOTH
 def test_without_a_gradient_nothing_is_computed_again(reentrant):
-    right, _ = wanted(OMEGA)
+    right, _ = reference(OMEGA)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode(), fl.replace_sdpa(OMEGA):
             output = checkpoint(layer, start(), use_reentrant=reentrant)
@@ -92,13 +92,13 @@ def test_hooks_of_others_are_no_checkpoint():
 
 
 @BOTH
-@pytest.mark.parametrize("made", ["inside", "outside"])
-def test_a_block_inside_the_checkpointed_function(reentrant, made):
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_a_block_inside_the_checkpointed_function(reentrant, place):
     """It covers a part of the function, in both passes."""
-    known = fl.replace_sdpa(OMEGA)
+    block = fl.replace_sdpa(OMEGA)
 
     def function(x):
-        with fl.replace_sdpa(OMEGA) if made == "inside" else known:
+        with fl.replace_sdpa(OMEGA) if place == "inside" else block:
             x = layer(x)
         return layer(x)
 
@@ -161,14 +161,14 @@ def test_dropout_is_the_same_in_both_passes(reentrant):
         with fl.replace_sdpa(OMEGA):
             return sdpa(x, x, x, dropout_p=0.4).sin()
 
-    found = []
+    gradients = []
     for around in (lambda f, x: checkpoint(f, x, use_reentrant=reentrant), lambda f, x: f(x)):
         leaf = start()
         torch.manual_seed(3)
         output = around(function, leaf)
         output.square().sum().backward()
-        found.append(leaf.grad)
-    assert largest_difference(*found) <= 1e-12
+        gradients.append(leaf.grad)
+    assert largest_difference(*gradients) <= 1e-12
 
 
 @BOTH

@@ -85,8 +85,8 @@ def test_key_padding_by_mask_prior_and_base_is_the_same(name):
         derivatives(fl.attention, make_case(REGULARIZERS[name], options=way)) for way in ways
     ]
     for other in others:
-        for key, wanted in first.items():
-            assert (other[key] - wanted).abs().max() <= 1e-13, key
+        for key, expected in first.items():
+            assert (other[key] - expected).abs().max() <= 1e-13, key
 
 
 @pytest.mark.parametrize("dtype", [DOUBLE, FLOAT], ids=["float64", "float32"])
@@ -236,16 +236,16 @@ def test_long_rows(name):
 def test_nothing_to_attend_to_or_from(name, queries, keys):
     for options in ({}, {"is_causal": True}, {"attn_mask": chance(0, 0.5, queries, keys)}):
         case = make_case(REGULARIZERS[name], queries=queries, keys=keys, options=options)
-        found = derivatives(fl.attention, case)
-        assert found["output"].shape == (2, 3, queries, 4)
-        assert all((x == 0).all() for x in found.values())
+        gradients = derivatives(fl.attention, case)
+        assert gradients["output"].shape == (2, 3, queries, 4)
+        assert all((x == 0).all() for x in gradients.values())
 
 
 @pytest.mark.parametrize("lead", [(0, 3), (2, 0), (0,)])
 @pytest.mark.parametrize("name", ["shannon", "tsallis 1.5"])
 def test_no_batch_or_no_heads(name, lead):
-    found = derivatives(fl.attention, make_case(REGULARIZERS[name], lead=lead))
-    assert found["output"].shape == (*lead, 6, 4)
+    gradients = derivatives(fl.attention, make_case(REGULARIZERS[name], lead=lead))
+    assert gradients["output"].shape == (*lead, 6, 4)
 
 
 def test_a_preference_over_no_keys():
@@ -371,11 +371,11 @@ def test_rows_that_see_nothing(name, dtype):
     added = torch.zeros(6, 9, dtype=DOUBLE).masked_fill(~seen, -INF)
     for options in ({"attn_mask": seen}, {"attn_mask": added}, {"base": seen}):
         case = make_case(REGULARIZERS[name], options=options)
-        found = derivatives(fl.attention, case, dtype)
-        assert (found["output"][..., 2, :] == 0).all()
-        assert (found["query"][..., 2, :] == 0).all()
-        assert all(x.isfinite().all() for x in found.values())
-        assert (found["output"][..., 3, :] != 0).any()
+        gradients = derivatives(fl.attention, case, dtype)
+        assert (gradients["output"][..., 2, :] == 0).all()
+        assert (gradients["query"][..., 2, :] == 0).all()
+        assert all(x.isfinite().all() for x in gradients.values())
+        assert (gradients["output"][..., 3, :] != 0).any()
         assert_agrees(fl.attention, case, dtype)
 
 
@@ -390,10 +390,10 @@ def test_empty_rows_leave_the_derivatives_of_mask_and_base_finite(name):
         mask=mask,
         base=draw(6, 6, 9).exp(),
     )
-    found = derivatives(fl.attention, case)
-    assert all(x.isfinite().all() for x in found.values())
-    assert (found["mask"][2] == 0).all()
-    assert (found["base"][2] == 0).all()
+    gradients = derivatives(fl.attention, case)
+    assert all(x.isfinite().all() for x in gradients.values())
+    assert (gradients["mask"][2] == 0).all()
+    assert (gradients["base"][2] == 0).all()
 
 
 def test_a_budget_that_a_row_cannot_meet_is_nan_there_only():
@@ -410,12 +410,12 @@ def test_softmax_is_the_default():
 
 @pytest.mark.parametrize("name", SOME)
 def test_only_the_leaf_that_asks_gets_a_gradient(name):
-    for wanted in range(3):
+    for expected in range(3):
         operands = [draw(seed, 2, 3, 5, 4) for seed in range(3)]
-        operands[wanted].requires_grad_()
+        operands[expected].requires_grad_()
         fl.attention(*operands, REGULARIZERS[name]).square().sum().backward()
-        assert operands[wanted].grad.abs().max() > 1e-3
-        assert all(x.grad is None for i, x in enumerate(operands) if i != wanted)
+        assert operands[expected].grad.abs().max() > 1e-3
+        assert all(x.grad is None for i, x in enumerate(operands) if i != expected)
     with torch.no_grad():
         assert not fl.attention(*operands, REGULARIZERS[name]).requires_grad
     with torch.inference_mode():

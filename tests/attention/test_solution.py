@@ -27,13 +27,13 @@ def densified(solution):
     return weights.reshape(solution.shape)
 
 
-def same(found, wanted, allowed):
+def same(actual, reference, allowed):
     """Equal up to `allowed`, infinities and NaN in the same places."""
-    assert found.shape == wanted.shape
-    assert torch.equal(found.isnan(), wanted.isnan())
-    finite = wanted.isfinite()
-    assert torch.equal(found[~finite].nan_to_num(), wanted[~finite].to(found).nan_to_num())
-    assert ((found - wanted)[finite].abs() <= allowed).all()
+    assert actual.shape == reference.shape
+    assert torch.equal(actual.isnan(), reference.isnan())
+    finite = reference.isfinite()
+    assert torch.equal(actual[~finite].nan_to_num(), reference[~finite].to(actual).nan_to_num())
+    assert ((actual - reference)[finite].abs() <= allowed).all()
 
 
 OPTIONS = {
@@ -50,46 +50,46 @@ def expected(case, regularizer, attn_mask=None, is_causal=False, scale=None, bas
     return fl.solve(dense_scores(query, key, attn_mask, is_causal, scale), regularizer, base=base)
 
 
-def assert_matches(found, wanted):
+def assert_matches(actual, reference):
     """Every number of the solution, in the tolerance of float64."""
-    same(densified(found), wanted.weights, 1e-13)
-    same(found.threshold, wanted.threshold.to(DOUBLE), 1e-13)
-    same(found.gap, wanted.gap.to(DOUBLE), 1e-14)
-    assert torch.equal(found.status, wanted.status)
-    counts = (wanted.weights != 0).sum(-1)  # NaN counts
-    assert torch.equal(found.support, counts)
-    assert found.shape == wanted.weights.shape
-    assert found.rows[0] == 0
-    assert found.rows[-1] == len(found.keys) == len(found.weights)
+    same(densified(actual), reference.weights, 1e-13)
+    same(actual.threshold, reference.threshold.to(DOUBLE), 1e-13)
+    same(actual.gap, reference.gap.to(DOUBLE), 1e-14)
+    assert torch.equal(actual.status, reference.status)
+    counts = (reference.weights != 0).sum(-1)  # NaN counts
+    assert torch.equal(actual.support_size, counts)
+    assert actual.shape == reference.weights.shape
+    assert actual.rows[0] == 0
+    assert actual.rows[-1] == len(actual.keys) == len(actual.weights)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", REGULARIZERS)
 def test_everything_is_that_of_solve(name, option):
     case = make_case(REGULARIZERS[name])
-    found = fl.attention_solution(
+    solution = fl.attention_solution(
         *case.operands(case.leaves), REGULARIZERS[name], **OPTIONS[option]
     )
-    wanted = expected(case, REGULARIZERS[name], **OPTIONS[option])
-    assert_matches(found, wanted)
+    reference = expected(case, REGULARIZERS[name], **OPTIONS[option])
+    assert_matches(solution, reference)
 
 
 def test_wrong_solutions_do_not_match():
     case = make_case(fl.Tsallis(1.5))
-    found = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(1.5))
+    solution = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(1.5))
     for alpha, options in ((1.501, {}), (1.5, {"is_causal": True}), (1.5, {"scale": 0.4})):
         with pytest.raises(AssertionError):
-            assert_matches(found, expected(case, fl.Tsallis(alpha), **options))
+            assert_matches(solution, expected(case, fl.Tsallis(alpha), **options))
 
 
 @pytest.mark.parametrize("base", [fl.priors.ALiBi(3), draw(5, 9).exp(), chance(5, 0.6, 6, 9)])
 def test_with_a_base(base):
     for name in ("shannon", "tsallis 1.3", "tsallis 2"):
         case = make_case(REGULARIZERS[name])
-        found = fl.attention_solution(
+        solution = fl.attention_solution(
             *case.operands(case.leaves), REGULARIZERS[name], base=base, is_causal=True
         )
-        assert_matches(found, expected(case, REGULARIZERS[name], is_causal=True, base=base))
+        assert_matches(solution, expected(case, REGULARIZERS[name], is_causal=True, base=base))
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 2, 3)])
@@ -110,15 +110,15 @@ def test_parameters_a_row_in_tiles(tiles):
     tiles(1)
     alpha = 1.1 + draw(4, 2, 35).abs()
     case = make_case(lambda _: None, lead=(2,), queries=35)
-    found = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(alpha))
-    assert_matches(found, expected(case, fl.Tsallis(alpha)))
+    solution = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(alpha))
+    assert_matches(solution, expected(case, fl.Tsallis(alpha)))
 
 
 def test_grouped_heads():
     q, k, v = draw(0, 4, 6, 3), draw(1, 2, 9, 3), draw(2, 2, 9, 2)
-    found = fl.attention_solution(q, k, v, fl.Tsallis(1.5), enable_gqa=True)
-    wanted = fl.solve(dense_scores(q, k.repeat_interleave(2, 0)), fl.Tsallis(1.5))
-    assert_matches(found, wanted)
+    solution = fl.attention_solution(q, k, v, fl.Tsallis(1.5), enable_gqa=True)
+    reference = fl.solve(dense_scores(q, k.repeat_interleave(2, 0)), fl.Tsallis(1.5))
+    assert_matches(solution, reference)
 
 
 def test_the_weights_make_the_output_of_attention():
@@ -141,7 +141,7 @@ def test_one_head_as_a_sparse_matrix(tiles):
             matrix = solution.head(batch, head)
             assert matrix.layout == torch.sparse_csr
             assert torch.equal(matrix.to_dense(), weights[batch, head])
-            assert len(matrix.values()) == solution.support[batch, head].sum()
+            assert len(matrix.values()) == solution.support_size[batch, head].sum()
             rebuilt = torch.sparse_csr_tensor(
                 matrix.crow_indices(),
                 matrix.col_indices(),
@@ -196,24 +196,24 @@ def test_empty_and_broken_rows():
     mask[1], mask[2, 4], mask[3, 5] = -INF, torch.nan, INF
     for name in REGULARIZERS:
         case = make_case(REGULARIZERS[name])
-        found = fl.attention_solution(
+        solution = fl.attention_solution(
             *case.operands(case.leaves), REGULARIZERS[name], attn_mask=mask
         )
-        wanted = torch.tensor([0, 1, 2, 2, 0, 0]).expand(2, 3, 6)
-        assert torch.equal(found.status, wanted), name
-        assert (found.support[..., 1] == 0).all()
-        assert (found.gap[..., 1] == 0).all()
-        assert (found.threshold[..., 1] == INF).all()
-        assert found.gap[..., 2:4].isnan().all()
-        assert densified(found)[..., 2:4, :].isnan().all()
-        assert densified(found)[..., [0, 1, 4, 5], :].isfinite().all()
+        reference = torch.tensor([0, 1, 2, 2, 0, 0]).expand(2, 3, 6)
+        assert torch.equal(solution.status, reference), name
+        assert (solution.support_size[..., 1] == 0).all()
+        assert (solution.gap[..., 1] == 0).all()
+        assert (solution.threshold[..., 1] == INF).all()
+        assert solution.gap[..., 2:4].isnan().all()
+        assert densified(solution)[..., 2:4, :].isnan().all()
+        assert densified(solution)[..., [0, 1, 4, 5], :].isfinite().all()
 
 
 def test_a_budget_that_cannot_be_met():
     case = make_case(fl.Budget(3))
-    found = fl.attention_solution(*case.operands(case.leaves), fl.Budget(3), is_causal=True)
-    assert (found.status[..., :2] == fl.Status.INFEASIBLE.value).all()
-    assert (found.status[..., 2:] == fl.Status.OK.value).all()
+    solution = fl.attention_solution(*case.operands(case.leaves), fl.Budget(3), is_causal=True)
+    assert (solution.status[..., :2] == fl.Status.INFEASIBLE.value).all()
+    assert (solution.status[..., 2:] == fl.Status.OK.value).all()
 
 
 @pytest.mark.parametrize("enough", [True, False])
@@ -230,7 +230,7 @@ def test_it_prints_as_one_line():
     case = make_case(fl.Tsallis(1.5))
     operands = case.operands(case.leaves)
     solution = fl.attention_solution(*operands, fl.Tsallis(1.5))
-    share = solution.support.sum() / (2 * 3 * 6 * 9)
+    share = solution.support_size.sum() / (2 * 3 * 6 * 9)
     shown = repr(solution)
     assert "\n" not in shown
     assert len(shown) < 120
@@ -249,13 +249,13 @@ def test_it_prints_as_one_line():
 )
 def test_nothing_to_solve(lead, queries, keys):
     case = make_case(fl.Tsallis(1.5), lead=lead, queries=queries, keys=keys)
-    found = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(1.5))
-    assert found.shape == (*lead, queries, keys)
-    for rows in (found.status, found.gap, found.threshold, found.support):
+    solution = fl.attention_solution(*case.operands(case.leaves), fl.Tsallis(1.5))
+    assert solution.shape == (*lead, queries, keys)
+    for rows in (solution.status, solution.gap, solution.threshold, solution.support_size):
         assert rows.shape == (*lead, queries)
     if keys == 0:
-        assert (found.status == fl.Status.EMPTY.value).all()
-    assert len(found.keys) == len(found.weights) == 0
+        assert (solution.status == fl.Status.EMPTY.value).all()
+    assert len(solution.keys) == len(solution.weights) == 0
 
 
 def test_no_graph_is_kept():

@@ -84,8 +84,8 @@ def test_small_tiles_give_the_same(name, tiles):
     whole = derivatives(fl.attention, CASES[name])
     tiles(SMALL)
     cut = derivatives(fl.attention, CASES[name])
-    for key, wanted in whole.items():
-        assert_within(cut[key], wanted, 1e-12 * max(0.1, largest(wanted)), key)
+    for key, expected in whole.items():
+        assert_within(cut[key], expected, 1e-12 * max(0.1, largest(expected)), key)
     assert_agrees(fl.attention, CASES[name])
 
 
@@ -104,12 +104,14 @@ def test_the_last_tile_may_be_short(queries, tiles):
 
 def test_a_tile_that_forgets_its_position_is_noticed(tiles, monkeypatch):
     """The comparison above fails if a tile believes that it is the first."""
-    from fenchel._attention.call import Call
+    from fenchel._attention.call import AttentionCall
 
     tiles(SMALL)
-    cut = Call.tile
+    cut = AttentionCall.tile
     monkeypatch.setattr(
-        Call, "tile", lambda self, *rows: Call(**{**vars(cut(self, *rows)), "first": 0})
+        AttentionCall,
+        "tile",
+        lambda self, *rows: AttentionCall(**{**vars(cut(self, *rows)), "first": 0}),
     )
     with pytest.raises(AssertionError, match="off by"):
         assert_agrees(fl.attention, CASES["norm"])
@@ -224,9 +226,9 @@ def test_second_derivatives_through_tiles(tiles):
 
     tiles(SMALL)
     for regularizer in (fl.Shannon(), fl.Tsallis(1.5), fl.Tsallis(2.0), fl.Norm(2.0)):
-        for found, wanted in zip(
+        for actual, expected in zip(
             second(fl.attention, regularizer), second(dense, regularizer), strict=True
         ):
-            assert wanted.dtype == DOUBLE
-            assert wanted.abs().max() > 1e-3
-            assert (found - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+            assert expected.dtype == DOUBLE
+            assert expected.abs().max() > 1e-3
+            assert (actual - expected).abs().max() <= 1e-11 * expected.abs().max()

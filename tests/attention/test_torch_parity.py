@@ -78,8 +78,8 @@ def test_autocast_runs_in_the_precision_of_torch(dtype):
             for options in ({}, {"base": fl.priors.Causal()}, {"attn_mask": draw(4, 7, 9)}):
                 output = fl.attention(q, k, v, regularizer, **options)
                 assert output.dtype == sdpa(q, k, v).dtype == dtype
-                wanted = dense(q, k, v, regularizer, **options)
-                assert largest_difference(output, wanted) <= 0.05
+                expected = dense(q, k, v, regularizer, **options)
+                assert largest_difference(output, expected) <= 0.05
     (gradient,) = torch.autograd.grad(output.float().sum(), q)
     assert gradient.dtype == torch.float32
     assert gradient.isfinite().all()
@@ -112,11 +112,11 @@ def test_a_module_uses_the_regularizer_inside_the_block(regularizer):
     assert largest_difference(inside, reference) <= 1e-13
     assert largest_difference(inside, before) > 1e-3
     assert torch.equal(block(X, is_causal=True), before)
-    found, right = (
+    actual, right = (
         torch.autograd.grad(y.square().sum(), block.projection.weight, retain_graph=True)[0]
         for y in (inside, reference)
     )
-    assert largest_difference(found, right) <= 1e-12
+    assert largest_difference(actual, right) <= 1e-12
 
 
 def test_torchs_order_of_arguments():
@@ -136,22 +136,22 @@ def test_torchs_order_of_arguments():
     )
     torch.manual_seed(5)
     assert torch.equal(dropped, fl.attention(q, k, v, fl.Tsallis(1.5), dropout_p=0.5))
-    wanted = fl.attention(q, k[:, :2], v[:, :2], fl.Tsallis(1.5), enable_gqa=True)
-    assert torch.equal(grouped, wanted)
+    expected = fl.attention(q, k[:, :2], v[:, :2], fl.Tsallis(1.5), enable_gqa=True)
+    assert torch.equal(grouped, expected)
 
 
 def test_blocks_nest_and_end():
     q, k, v = (x.detach() for x in operands())
     plain = sdpa(q, k, v)
     outer, inner = fl.replace_sdpa(fl.Tsallis(1.5)), fl.replace_sdpa(fl.Tsallis(2.0))
-    wanted = {alpha: dense(q, k, v, fl.Tsallis(alpha)) for alpha in (1.5, 2.0)}
+    expected = {alpha: dense(q, k, v, fl.Tsallis(alpha)) for alpha in (1.5, 2.0)}
     with outer:
         with inner:
-            assert largest_difference(sdpa(q, k, v), wanted[2.0]) <= 1e-13
-        assert largest_difference(sdpa(q, k, v), wanted[1.5]) <= 1e-13
+            assert largest_difference(sdpa(q, k, v), expected[2.0]) <= 1e-13
+        assert largest_difference(sdpa(q, k, v), expected[1.5]) <= 1e-13
     assert torch.equal(sdpa(q, k, v), plain)
     with outer:  # once more
-        assert largest_difference(sdpa(q, k, v), wanted[1.5]) <= 1e-13
+        assert largest_difference(sdpa(q, k, v), expected[1.5]) <= 1e-13
     assert torch.equal(sdpa(q, k, v), plain)
 
 
@@ -208,13 +208,13 @@ def test_multihead_attention_is_out_of_reach_and_says_so(training):
 
 def test_a_block_holds_for_its_own_thread():
     q, k, v = (x.detach() for x in operands())
-    plain, found = sdpa(q, k, v), []
+    plain, actual = sdpa(q, k, v), []
     with fl.replace_sdpa(fl.Tsallis(2.0)):
-        other = threading.Thread(target=lambda: found.append(sdpa(q, k, v)))
+        other = threading.Thread(target=lambda: actual.append(sdpa(q, k, v)))
         other.start()
         other.join()
         assert largest_difference(sdpa(q, k, v), plain) > 1e-3
-    assert torch.equal(found[0], plain)
+    assert torch.equal(actual[0], plain)
 
 
 def test_other_functions_are_left_alone():

@@ -33,10 +33,10 @@ def gradients(case, changed=None, create_graph=False):
     output = fl.attention(*case.operands(leaves), regularizer, **{**options, **constants})
     if changed is not None:
         change({**leaves, **constants}[changed])
-    found = torch.autograd.grad(
+    actual = torch.autograd.grad(
         output, list(leaves.values()), draw(77, *output.shape), create_graph=create_graph
     )
-    return [x.detach() for x in found], [*leaves, *constants]
+    return [x.detach() for x in actual], [*leaves, *constants]
 
 
 @pytest.mark.parametrize("create_graph", [False, True], ids=["first", "second"])
@@ -44,14 +44,14 @@ def gradients(case, changed=None, create_graph=False):
 def test_right_or_refused(name, create_graph, tiles):
     """Of each tensor of each call: a copy was kept, or the change is noticed."""
     tiles(SMALL)
-    wanted, tensors = gradients(CASES[name], create_graph=create_graph)
+    expected, tensors = gradients(CASES[name], create_graph=create_graph)
     for tensor in tensors:
         try:
-            found, _ = gradients(CASES[name], tensor, create_graph)
+            actual, _ = gradients(CASES[name], tensor, create_graph)
         except RuntimeError as problem:
             assert CHANGED in str(problem)  # noqa: PT017  either is right
             continue
-        assert all(map(torch.equal, found, wanted)), f"{tensor} changed unnoticed"
+        assert all(map(torch.equal, actual, expected)), f"{tensor} changed unnoticed"
 
 
 class Table(fl.priors.Prior):

@@ -25,24 +25,24 @@ def line(function, bound, domain=None):
 
 def test_a_true_bound_holds_and_a_smaller_one_does_not():
     for factor, holds in ((1.0, True), (0.9, False), (0.999, False)):
-        found = attack(line(torch.tanh, factor), 2000)
-        assert found.holds == holds
-        assert found.observed <= 1 + 1e-12
+        result = attack(line(torch.tanh, factor), 2000)
+        assert result.holds == holds
+        assert result.observed <= 1 + 1e-12
 
 
 def test_it_stops_at_the_first_that_exceeds():
-    found = attack(line(lambda x: x, 0.5), 10_000)
-    assert found.ratio == pytest.approx(2)
-    assert found.trials <= 256
+    result = attack(line(lambda x: x, 0.5), 10_000)
+    assert result.ratio == pytest.approx(2)
+    assert result.trials <= 256
 
 
 def test_the_witness_is_the_best_trial():
     bound = query_lipschitz(normal(6, 3), normal(6, 2, seed=1))
-    found = attack(bound, 1000)
-    again = bound.check(*found.witness)
-    assert again.quotient == pytest.approx(found.observed, rel=1e-6)
-    assert again.ratio == pytest.approx(found.ratio, rel=1e-6)
-    assert found.tightness == pytest.approx(1 / found.ratio)
+    result = attack(bound, 1000)
+    again = bound.check(*result.witness)
+    assert again.quotient == pytest.approx(result.observed, rel=1e-6)
+    assert again.ratio == pytest.approx(result.ratio, rel=1e-6)
+    assert result.tightness == pytest.approx(1 / result.ratio)
 
 
 @pytest.mark.parametrize("budget", [1, 31, 33, 257, 600])
@@ -54,8 +54,8 @@ def test_no_more_trials_than_the_budget(budget):
         seen += len(x)
         return 0.5 * x
 
-    found = attack(line(counted, 1.0), budget)
-    assert found.trials == budget
+    result = attack(line(counted, 1.0), budget)
+    assert result.trials == budget
     assert seen <= 5 * budget + 4  # two for a quotient, the aim's, and the witness's
 
 
@@ -94,31 +94,31 @@ def test_it_repeats_itself_and_takes_another_seed():
 
 def test_it_stays_in_the_domain():
     """x^2 has slope 2 on the unit ball, and no bound outside."""
-    found = attack(line(lambda x: x**2, 2.0, Ball(1.0)), 2000)
-    assert found.holds
-    assert found.ratio == pytest.approx(1, rel=1e-6)
-    assert float(found.witness[0].abs()) <= 1
+    result = attack(line(lambda x: x**2, 2.0, Ball(1.0)), 2000)
+    assert result.holds
+    assert result.ratio == pytest.approx(1, rel=1e-6)
+    assert float(result.witness[0].abs()) <= 1
 
 
 # ---- deliberately
 
 
 def test_constant_functions_have_the_bound_zero():
-    found = attack(line(lambda x: 0 * x + 1, 0.0), 500)
-    assert (found.ratio, found.observed, found.holds) == (0.0, 0.0, True)
-    assert found.tightness == math.inf
-    assert found.trials == 500
+    result = attack(line(lambda x: 0 * x + 1, 0.0), 500)
+    assert (result.ratio, result.observed, result.holds) == (0.0, 0.0, True)
+    assert result.tightness == math.inf
+    assert result.trials == 500
 
 
 def test_a_bound_of_zero_is_refuted_by_anything_that_moves():
-    found = attack(line(lambda x: 1e-9 * x, 0.0), 500)
-    assert found.ratio == math.inf
-    assert not found.holds
+    result = attack(line(lambda x: 1e-9 * x, 0.0), 500)
+    assert result.ratio == math.inf
+    assert not result.holds
 
 
 def test_an_infinite_bound_holds_and_says_nothing():
-    found = attack(line(lambda x: x**3, math.inf), 500)
-    assert (found.ratio, found.holds, found.trials) == (0.0, True, 500)
+    result = attack(line(lambda x: x**3, math.inf), 500)
+    assert (result.ratio, result.holds, result.trials) == (0.0, True, 500)
 
 
 def test_a_bound_that_is_no_number_is_refused():

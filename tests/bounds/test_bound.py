@@ -45,17 +45,17 @@ def linear(matrix, domain=None, tokens=1):
 def test_check_reports_quotient_ratio_and_verdict():
     # sigmoid: slope 1/4 at zero, which is the bound
     near = torch.full((1,), 1e-4, dtype=torch.float64)
-    found = query_lipschitz(TWO, TWO).check(-near, near)
-    assert found.quotient == pytest.approx(0.25, rel=1e-8)
-    assert found.ratio == pytest.approx(1, rel=1e-8)
-    assert found.holds
+    actual = query_lipschitz(TWO, TWO).check(-near, near)
+    assert actual.quotient == pytest.approx(0.25, rel=1e-8)
+    assert actual.ratio == pytest.approx(1, rel=1e-8)
+    assert actual.holds
 
 
 def test_check_fails_a_bound_that_is_too_small():
     near = torch.full((1,), 1e-4, dtype=torch.float64)
-    found = shrunk(query_lipschitz(TWO, TWO)).check(-near, near)
-    assert found.ratio == pytest.approx(1 / 0.9)
-    assert not found.holds
+    actual = shrunk(query_lipschitz(TWO, TWO)).check(-near, near)
+    assert actual.ratio == pytest.approx(1 / 0.9)
+    assert not actual.holds
 
 
 def test_check_uses_the_secant_where_it_is_steeper_than_the_tangent():
@@ -71,9 +71,9 @@ def test_check_of_a_zero_bound():
     still = token_map_lipschitz("still", 0.0, VectorMap(lambda x: 0 * x + 3, (1, 2), Everywhere()))
     assert still.check(torch.zeros(1, 2), torch.ones(1, 2)).ratio == 0
     moving = token_map_lipschitz("moving", 0.0, VectorMap(lambda x: x, (1, 2), Everywhere()))
-    found = moving.check(torch.zeros(1, 2), torch.ones(1, 2))
-    assert found.ratio == math.inf
-    assert not found.holds
+    actual = moving.check(torch.zeros(1, 2), torch.ones(1, 2))
+    assert actual.ratio == math.inf
+    assert not actual.holds
 
 
 def test_equal_inputs_have_the_quotient_zero():
@@ -100,8 +100,8 @@ def test_words():
 
 def test_lengths():
     x = torch.tensor([[[3.0, 4.0], [0.0, 1.0]]], dtype=F64)
-    found = {norm: float(length(x, norm, 2)) for norm in (1.0, 2.0, math.inf, LongestToken())}
-    assert found == {
+    actual = {norm: float(length(x, norm, 2)) for norm in (1.0, 2.0, math.inf, LongestToken())}
+    assert actual == {
         1.0: 8.0,
         2.0: pytest.approx(math.sqrt(26)),
         math.inf: 4.0,
@@ -166,12 +166,12 @@ def test_a_radius_is_positive_and_finite(kind, radius):
 
 
 def test_the_bound_of_a_composition_is_the_product():
-    made = compose(linear([[2.0]], Ball(1.0)), linear([[3.0]], Ball(2.0)))
-    assert made.value == pytest.approx(6)
-    assert made.trials.map.reach == pytest.approx(6)
-    assert made.name == "feed-forward after feed-forward"
-    assert attack(made, 200).ratio == pytest.approx(1)
-    assert not attack(shrunk(made), 200).holds
+    bound = compose(linear([[2.0]], Ball(1.0)), linear([[3.0]], Ball(2.0)))
+    assert bound.value == pytest.approx(6)
+    assert bound.trials.map.reach == pytest.approx(6)
+    assert bound.name == "feed-forward after feed-forward"
+    assert attack(bound, 200).ratio == pytest.approx(1)
+    assert not attack(shrunk(bound), 200).holds
 
 
 def test_zero_times_infinity_is_zero():
@@ -224,8 +224,8 @@ def test_compose_is_for_maps_of_vectors():
 
 
 def test_assumptions_are_those_of_both_without_the_domain_that_was_proven():
-    made = compose(linear([[2.0]], Ball(1.0)), linear([[3.0]], Ball(2.0)))
-    assert made.assumptions == ("tokens within 1", "1 tokens")
+    bound = compose(linear([[2.0]], Ball(1.0)), linear([[3.0]], Ball(2.0)))
+    assert bound.assumptions == ("tokens within 1", "1 tokens")
 
 
 def test_a_check_says_what_it_takes():
@@ -242,9 +242,9 @@ def test_the_quotient_of_a_check_is_that_of_the_pair():
     bound = query_lipschitz(keys, values)
     x, y = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     apart = (x @ keys.mT).softmax(-1) @ values - (y @ keys.mT).softmax(-1) @ values
-    wanted = float(apart.norm() / 3**0.5)
-    assert bound.check(x, y).quotient == pytest.approx(wanted, rel=1e-12)
-    assert bound.check(y, x).quotient == pytest.approx(wanted, rel=1e-12)
+    expected = float(apart.norm() / 3**0.5)
+    assert bound.check(x, y).quotient == pytest.approx(expected, rel=1e-12)
+    assert bound.check(y, x).quotient == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_layer_in_training_is_refused():

@@ -56,9 +56,9 @@ def test_the_printed_bound_of_the_claims_is_below_the_truth():
     assert printed == pytest.approx(0.693, abs=5e-4)
     here, there = torch.zeros(3, 2, dtype=F64), torch.full((3, 2), 0.5, dtype=F64)
     even, x = torch.zeros(3, dtype=F64), torch.zeros(1, 2, dtype=F64)
-    found = attention(CLAIM).check(here, even, there, even, x, x)
-    assert found.quotient == pytest.approx(1)
-    assert found.holds
+    actual = attention(CLAIM).check(here, even, there, even, x, x)
+    assert actual.quotient == pytest.approx(1)
+    assert actual.holds
 
 
 def test_the_hypothesis_of_the_fixed_point_can_be_proved():
@@ -104,11 +104,11 @@ def test_diameters_in_l1(space, known):
 
 
 def test_potentials_of_your_own_need_their_bounds():
-    own = Potential(lambda x, y: -0.1 * torch.cdist(x, y, 1.0))
+    potential = Potential(lambda x, y: -0.1 * torch.cdist(x, y, 1.0))
     with pytest.raises(TypeError, match=r"got Potential; give `bounds=PotentialBounds"):
-        in_query(Setting(own, Box(1.0), 2))
-    known = PotentialBounds(-0.4, 0.0, math.log(0.1), math.log(0.1))
-    setting = Setting(own, Box(1.0), 2, 3, known)
+        in_query(Setting(potential, Box(1.0), 2))
+    bounds = PotentialBounds(-0.4, 0.0, math.log(0.1), math.log(0.1))
+    setting = Setting(potential, Box(1.0), 2, 3, bounds)
     assert in_query(setting).value == pytest.approx(0.1 * 4 / 2 * math.exp(0.4))
     for make in (in_query, in_measure, attention, neighbourhood):
         assert attack(make(setting), 200).holds

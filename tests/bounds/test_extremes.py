@@ -29,8 +29,8 @@ def test_the_bound_of_a_query_scales(regularizer, power):
 
 def test_an_underflow_is_not_zero():
     keys, values = 1e-200 * normal(5, 2), 1e-200 * normal(5, 2, seed=1)
-    found = bounds.query_lipschitz(keys, values, Shannon(1e-300))
-    assert 0 < found.value < 1e-90
+    bound = bounds.query_lipschitz(keys, values, Shannon(1e-300))
+    assert 0 < bound.value < 1e-90
     values = torch.tensor([[1e-162, 1e-162], [0, 0], [0, 0], [0, 0]], dtype=F64)
     dropped = bounds.perturbation.dropped(torch.zeros(4, dtype=F64), values, 1).value
     assert dropped == pytest.approx(math.sqrt(2) * 1e-162 / 4, rel=1e-12)
@@ -39,8 +39,8 @@ def test_an_underflow_is_not_zero():
 @pytest.mark.parametrize("scale", [1e-250, 1e-200, 1.0, 1e150, 1e250])
 def test_a_local_constant_of_any_size(scale):
     x = torch.ones(5, dtype=F64)
-    found = bounds.local_lipschitz(lambda z: scale * z * torch.arange(1.0, 6.0, dtype=F64), x)
-    assert found.value == pytest.approx(5 * scale, rel=1e-9)
+    constant = bounds.local_lipschitz(lambda z: scale * z * torch.arange(1.0, 6.0, dtype=F64), x)
+    assert constant.value == pytest.approx(5 * scale, rel=1e-9)
 
 
 def test_what_is_no_number_is_refused():
@@ -68,8 +68,8 @@ def test_what_is_infinite_is_said_to_be():
 
 def test_new_tokens_with_any_score_stay_in_the_hull():
     scores, values = torch.zeros(4, dtype=F64), torch.ones(4, 1, dtype=F64)
-    made = bounds.perturbation.added(scores, values, 20_000, largest_score=1e4, radius=3.0)
-    assert made.value == pytest.approx(4.0, rel=1e-9)
+    bound = bounds.perturbation.added(scores, values, 20_000, largest_score=1e4, radius=3.0)
+    assert bound.value == pytest.approx(4.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -78,8 +78,8 @@ def test_a_layer_norm_that_gives_zero_has_a_bound(norm_first):
     with torch.no_grad():
         layer.norm1.weight.zero_()
         layer.norm1.bias.zero_()
-    made = bounds.encoder_layer_lipschitz(layer, 3, 1.0)
-    assert bounds.attack(made, 300).holds
+    bound = bounds.encoder_layer_lipschitz(layer, 3, 1.0)
+    assert bounds.attack(bound, 300).holds
 
 
 def test_an_activation_is_known_by_itself_and_not_by_its_name():

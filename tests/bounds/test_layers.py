@@ -71,27 +71,27 @@ def test_slopes_are_the_largest(kind):
 
 @pytest.mark.parametrize("activation", [ReLU(), GELU(), SiLU(), Tanh()])
 def test_a_scalar_feed_forward_is_exact(activation):
-    made = feed_forward_lipschitz([2 * ONE, 3 * ONE], [None, None], activation, 1, Ball(3.0))
-    assert made.value == pytest.approx(6 * _SLOPES[type(activation)])
-    assert attack(made, 1500).ratio == pytest.approx(1, rel=1e-3)
-    assert not attack(shrunk(made), 1500).holds
+    bound = feed_forward_lipschitz([2 * ONE, 3 * ONE], [None, None], activation, 1, Ball(3.0))
+    assert bound.value == pytest.approx(6 * _SLOPES[type(activation)])
+    assert attack(bound, 1500).ratio == pytest.approx(1, rel=1e-3)
+    assert not attack(shrunk(bound), 1500).holds
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_matrix_alone_is_exact(norm):
     matrix = normal(5, 4)
-    made = feed_forward_lipschitz([matrix], [normal(5)], ReLU(), 3, Everywhere(), norm=norm)
-    assert made.value == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)))
-    assert attack(made, 1500).ratio == pytest.approx(1, rel=1e-6)
+    bound = feed_forward_lipschitz([matrix], [normal(5)], ReLU(), 3, Everywhere(), norm=norm)
+    assert bound.value == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)))
+    assert attack(bound, 1500).ratio == pytest.approx(1, rel=1e-6)
 
 
 @pytest.mark.parametrize("activation", [ReLU(), GELU(), SiLU(), Tanh(), Identity()])
 def test_no_output_is_longer_than_the_reach(activation):
     matrices = [normal(5, 4), normal(6, 5, seed=1), normal(3, 6, seed=2)]
     biases = [normal(5), None, normal(3, seed=3)]
-    made = feed_forward_lipschitz(matrices, biases, activation, 2, Ball(0.5))
+    bound = feed_forward_lipschitz(matrices, biases, activation, 2, Ball(0.5))
     x = inside((2, 4), 0.5, 2000)
-    assert float(made.trials.map.function(x).norm(dim=-1).max()) <= made.trials.map.reach
+    assert float(bound.trials.map.function(x).norm(dim=-1).max()) <= bound.trials.map.reach
     assert math.isinf(
         feed_forward_lipschitz(matrices, biases, activation, 2, Box(0.5)).trials.map.reach
     )
@@ -123,13 +123,13 @@ def test_bad_feed_forward():
 @pytest.mark.parametrize("eps", [1e-5, 1e-2])
 def test_a_layer_norm_is_as_steep_as_its_bound(eps, norm):
     layer = LayerNorm(8, eps=eps, dtype=F64)
-    made = layer_norm_lipschitz(layer, 2, Everywhere(), norm=norm)
-    assert made.value == pytest.approx(1 / math.sqrt(eps))
+    bound = layer_norm_lipschitz(layer, 2, Everywhere(), norm=norm)
+    assert bound.value == pytest.approx(1 / math.sqrt(eps))
     x = normal(2, 8)
     same = torch.ones(2, 8, dtype=F64)
     across = x - x.mean(-1, keepdim=True)
-    assert made.check(same, same + 1e-6 * across).ratio == pytest.approx(1, rel=1e-6)
-    assert not attack(shrunk(made), 1000).holds
+    assert bound.check(same, same + 1e-6 * across).ratio == pytest.approx(1, rel=1e-6)
+    assert not attack(shrunk(bound), 1000).holds
 
 
 def test_unequal_weights_leave_a_gap_to_the_true_constant():
@@ -137,8 +137,8 @@ def test_unequal_weights_leave_a_gap_to_the_true_constant():
     layer = LayerNorm(2, eps=1e-4, dtype=F64)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([1.0, 0.0]))
-    found = attack(layer_norm_lipschitz(layer, 1, Everywhere()), 2000)
-    assert found.ratio == pytest.approx(math.sqrt(0.5), rel=1e-3)
+    result = attack(layer_norm_lipschitz(layer, 1, Everywhere()), 2000)
+    assert result.ratio == pytest.approx(math.sqrt(0.5), rel=1e-3)
 
 
 @pytest.mark.parametrize("settings", [{}, {"bias": False}, {"elementwise_affine": False}])
@@ -146,15 +146,15 @@ def test_layer_norm_is_torchs(settings):
     layer = LayerNorm(5, dtype=F64, **settings)
     for part in layer.parameters():
         torch.nn.init.normal_(part)
-    made = layer_norm_lipschitz(layer, 3, Everywhere())
+    bound = layer_norm_lipschitz(layer, 3, Everywhere())
     x = 3 * normal(20, 3, 5)
-    torch.testing.assert_close(made.trials.map.function(x), layer(x).detach(), rtol=0, atol=1e-12)
-    assert float(layer(x).detach().norm(dim=-1).max()) <= made.trials.map.reach
+    torch.testing.assert_close(bound.trials.map.function(x), layer(x).detach(), rtol=0, atol=1e-12)
+    assert float(layer(x).detach().norm(dim=-1).max()) <= bound.trials.map.reach
 
 
 def test_layer_norm_without_eps_is_true_and_of_no_use():
-    made = layer_norm_lipschitz(LayerNorm(3, eps=0.0), 1, Everywhere())
-    assert made.value == math.inf
+    bound = layer_norm_lipschitz(LayerNorm(3, eps=0.0), 1, Everywhere())
+    assert bound.value == math.inf
 
 
 def test_a_bias_in_float32_is_measured_in_float64():
@@ -169,21 +169,21 @@ def test_a_bias_in_float32_is_measured_in_float64():
 
 
 def test_a_residual_costs_one():
-    made = residual(feed_forward_lipschitz([2 * ONE], [None], Identity(), 1, Ball(1.0)))
-    assert made.value == pytest.approx(3)
-    assert made.trials.map.reach == pytest.approx(3)
-    assert attack(made, 300).ratio == pytest.approx(1)
-    assert not attack(shrunk(made), 300).holds
+    bound = residual(feed_forward_lipschitz([2 * ONE], [None], Identity(), 1, Ball(1.0)))
+    assert bound.value == pytest.approx(3)
+    assert bound.trials.map.reach == pytest.approx(3)
+    assert attack(bound, 300).ratio == pytest.approx(1)
+    assert not attack(shrunk(bound), 300).holds
 
 
 def test_a_residual_everywhere_has_no_reach():
     """So that dot products cannot be put behind it."""
     layer = LayerNorm(2, dtype=F64)
-    made = residual(layer_norm_lipschitz(layer, 1, Everywhere()))
-    assert made.trials.map.reach == math.inf
+    bound = residual(layer_norm_lipschitz(layer, 1, Everywhere()))
+    assert bound.trials.map.reach == math.inf
     square = token_map_lipschitz("square", 2.0, VectorMap(lambda x: x**2, (1, 2), Ball(1.0)))
     with pytest.raises(ValueError, match="tokens of length inf"):
-        compose(made, square)
+        compose(bound, square)
 
 
 def test_a_residual_of_other_shape_would_broadcast():
@@ -206,41 +206,41 @@ def test_a_residual_is_for_maps_of_vectors():
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_function_is_torchs_layer(norm_first, activation, bias):
     layer = encoder(norm_first=norm_first, activation=activation, bias=bias)
-    made = encoder_layer_lipschitz(layer, 5, 2.0)
+    bound = encoder_layer_lipschitz(layer, 5, 2.0)
     x = inside((5, 8), 2.0)
     with torch.no_grad():
         known = layer(x)
-    torch.testing.assert_close(made.trials.map.function(x), known, rtol=0, atol=1e-12)
-    assert float(known.norm(dim=-1).max()) <= made.trials.map.reach
+    torch.testing.assert_close(bound.trials.map.function(x), known, rtol=0, atol=1e-12)
+    assert float(known.norm(dim=-1).max()) <= bound.trials.map.reach
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
 def test_no_layer_is_steeper_than_its_bound(norm_first, norm):
     for n in (1, 2, 6):
-        made = encoder_layer_lipschitz(encoder(norm_first=norm_first), n, 1.0, norm=norm)
-        assert attack(made, 400).holds
+        bound = encoder_layer_lipschitz(encoder(norm_first=norm_first), n, 1.0, norm=norm)
+        assert attack(bound, 400).holds
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_the_bound_is_the_product_of_the_parts(norm_first):
     layer = encoder(norm_first=norm_first)
-    made = encoder_layer_lipschitz(layer, 4, 1.0)
+    bound = encoder_layer_lipschitz(layer, 4, 1.0)
     bounds = [layer_norm_lipschitz(x, 4, Everywhere()).value for x in (layer.norm1, layer.norm2)]
     forward = torch.linalg.matrix_norm(layer.linear1.weight.detach(), 2)
     forward = float(forward * torch.linalg.matrix_norm(layer.linear2.weight.detach(), 2))
     if norm_first:
-        assert made.value > (1 + bounds[0]) * (1 + bounds[1] * forward)
+        assert bound.value > (1 + bounds[0]) * (1 + bounds[1] * forward)
     else:
-        assert made.value > bounds[0] * bounds[1] * (1 + forward)
+        assert bound.value > bounds[0] * bounds[1] * (1 + forward)
 
 
 def test_norm_first_needs_no_radius():
-    made = encoder_layer_lipschitz(encoder(norm_first=True), 4)
-    assert math.isfinite(made.value)
-    assert made.trials.map.reach == math.inf
-    assert made.assumptions[0] == "all inputs"
-    assert attack(made, 400).holds
+    bound = encoder_layer_lipschitz(encoder(norm_first=True), 4)
+    assert math.isfinite(bound.value)
+    assert bound.trials.map.reach == math.inf
+    assert bound.assumptions[0] == "all inputs"
+    assert attack(bound, 400).holds
 
 
 def test_norm_last_needs_a_radius():
@@ -250,14 +250,14 @@ def test_norm_last_needs_a_radius():
 
 def test_a_stack_is_torchs_encoder():
     layers = [encoder(seed, norm_first=seed % 2 == 0) for seed in range(3)]
-    made = stack_lipschitz(layers, 4, 1.0)
+    bound = stack_lipschitz(layers, 4, 1.0)
     x = inside((4, 8), 1.0)
     with torch.no_grad():
         known = layers[2](layers[1](layers[0](x)))
-    torch.testing.assert_close(made.trials.map.function(x), known, rtol=0, atol=1e-11)
+    torch.testing.assert_close(bound.trials.map.function(x), known, rtol=0, atol=1e-11)
     one, two, _ = (encoder_layer_lipschitz(layer, 4, 1.0) for layer in layers)
-    assert made.value > one.value * two.value
-    assert attack(made, 300).holds
+    assert bound.value > one.value * two.value
+    assert attack(bound, 300).holds
 
 
 def test_a_stack_of_norm_first_layers_needs_no_radius():
@@ -291,9 +291,9 @@ def test_heads_of_an_attention(bias):
     assert len(heads) == 3
     assert (shift is None) == (not bias)
     x = normal(4, 6)
-    made = torch.cat([head.output(x) for head in heads], -1) @ output.mT
-    made = made if shift is None else made + shift
-    torch.testing.assert_close(made, layer(x, x, x)[0].detach(), rtol=0, atol=1e-13)
+    actual = torch.cat([head.output(x) for head in heads], -1) @ output.mT
+    actual = actual if shift is None else actual + shift
+    torch.testing.assert_close(actual, layer(x, x, x)[0].detach(), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("extra", [{"kdim": 3}, {"add_bias_kv": True}, {"add_zero_attn": True}])

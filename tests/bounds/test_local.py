@@ -15,8 +15,8 @@ def attention(d, tau, seed=0):
 
 
 def dense(function, x):
-    made = torch.func.jacrev(function)(x)
-    return made.reshape(-1, x.numel())
+    jacobian = torch.func.jacrev(function)(x)
+    return jacobian.reshape(-1, x.numel())
 
 
 MATRIX = normal(3, 3)
@@ -32,13 +32,13 @@ FUNCTIONS = {
 @pytest.mark.parametrize("seed", range(3))
 def test_l2_is_the_largest_singular_value(name, seed):
     x = normal(4, 3, seed=seed)
-    found = local_lipschitz(FUNCTIONS[name], x)
+    constant = local_lipschitz(FUNCTIONS[name], x)
     matrix = dense(FUNCTIONS[name], x)
     known = float(torch.linalg.matrix_norm(matrix, 2))
-    assert found.value == pytest.approx(known, rel=1e-8)
-    assert found.error <= 1e-9 * known
+    assert constant.value == pytest.approx(known, rel=1e-8)
+    assert constant.error <= 1e-9 * known
     # the direction is the one that is stretched so much
-    direction = found.direction.flatten()
+    direction = constant.direction.flatten()
     assert float(direction.norm()) == pytest.approx(1)
     assert float((matrix @ direction).norm()) == pytest.approx(known, rel=1e-8)
 
@@ -47,14 +47,14 @@ def test_l2_is_the_largest_singular_value(name, seed):
 def test_the_error_is_a_distance_to_a_singular_value(products):
     for seed in range(10):
         matrix = normal(12, 9, seed=seed)
-        found = local_lipschitz(
+        constant = local_lipschitz(
             lambda x, m=matrix: m @ x, normal(9), max_products=products, tolerance=1e-15
         )
-        assert found.products <= products
-        near = (torch.linalg.svdvals(matrix) - found.value).abs().min()
-        assert float(near) <= found.error + 1e-12
+        assert constant.products <= products
+        near = (torch.linalg.svdvals(matrix) - constant.value).abs().min()
+        assert float(near) <= constant.error + 1e-12
         # never above the norm: it is that of a compression
-        assert found.value <= float(torch.linalg.matrix_norm(matrix, 2)) * (1 + 1e-12)
+        assert constant.value <= float(torch.linalg.matrix_norm(matrix, 2)) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("tau", [8.0, 1.0])
@@ -71,12 +71,12 @@ def test_forty_products_are_enough_for_512_tokens(tau):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_l1_and_inf_are_column_and_row_sums(norm, name):
     x = normal(4, 3, seed=1)
-    found = local_lipschitz(FUNCTIONS[name], x, norm=norm)
+    constant = local_lipschitz(FUNCTIONS[name], x, norm=norm)
     matrix = dense(FUNCTIONS[name], x)
     known = float(torch.linalg.matrix_norm(matrix, norm))
-    assert found.value == pytest.approx(known, rel=1e-13)
-    assert found.error == 0
-    stretched = torch.linalg.vector_norm(matrix @ found.direction.flatten(), norm)
+    assert constant.value == pytest.approx(known, rel=1e-13)
+    assert constant.error == 0
+    stretched = torch.linalg.vector_norm(matrix @ constant.direction.flatten(), norm)
     assert float(stretched) == pytest.approx(known, rel=1e-13)
 
 
@@ -96,31 +96,31 @@ def test_sums_in_several_blocks(norm, monkeypatch):
 @pytest.mark.parametrize("shape", [(8, 8), (5, 30), (30, 5)])
 def test_rank_deficient(rank, shape):
     matrix = normal(shape[0], rank) @ normal(rank, shape[1], seed=1)
-    found = local_lipschitz(lambda x: matrix @ x, torch.zeros(shape[1], dtype=F64))
-    assert found.value == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-10)
-    assert found.error <= 1e-9 * found.value
+    constant = local_lipschitz(lambda x: matrix @ x, torch.zeros(shape[1], dtype=F64))
+    assert constant.value == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-10)
+    assert constant.error <= 1e-9 * constant.value
 
 
 def test_equal_singular_values():
-    found = local_lipschitz(lambda x: 3 * x, normal(50))
-    assert found.value == pytest.approx(3)
-    assert found.products == 2
+    constant = local_lipschitz(lambda x: 3 * x, normal(50))
+    assert constant.value == pytest.approx(3)
+    assert constant.products == 2
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 def test_zero_functions(norm):
     for function in (lambda x: 0 * x, lambda x: torch.zeros(3, dtype=F64)):
-        found = local_lipschitz(function, normal(4), norm=norm)
-        assert (found.value, found.error) == (0, 0)
+        constant = local_lipschitz(function, normal(4), norm=norm)
+        assert (constant.value, constant.error) == (0, 0)
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 def test_one_number(norm):
-    found = local_lipschitz(lambda x: x**3, torch.tensor(2.0, dtype=F64), norm=norm)
-    assert found.value == pytest.approx(12)
-    assert found.error <= 1e-12
-    assert found.direction.shape == ()
-    assert abs(float(found.direction)) == pytest.approx(1)
+    constant = local_lipschitz(lambda x: x**3, torch.tensor(2.0, dtype=F64), norm=norm)
+    assert constant.value == pytest.approx(12)
+    assert constant.error <= 1e-12
+    assert constant.direction.shape == ()
+    assert abs(float(constant.direction)) == pytest.approx(1)
 
 
 def test_another_start_finds_the_same():
@@ -137,8 +137,8 @@ def test_float32():
 
 
 def test_every_bound_exceeds_it():
-    made = gaussian_attention_lipschitz(torch.eye(2), torch.eye(2), 5)
-    assert local_lipschitz(made.trials.map.function, normal(5, 2)).value <= made.value
+    bound = gaussian_attention_lipschitz(torch.eye(2), torch.eye(2), 5)
+    assert local_lipschitz(bound.trials.map.function, normal(5, 2)).value <= bound.value
 
 
 def test_bad_input():
@@ -167,10 +167,10 @@ def test_torchs_own_attention_has_a_local_constant():
         return layer(z.unsqueeze(0))[0]
 
     jacobian = torch.autograd.functional.jacobian(function, x).reshape(40, 40)
-    wanted = float(torch.linalg.matrix_norm(jacobian, 2))
-    found = local_lipschitz(function, x)
-    assert abs(found.value - wanted) <= 1e-8 * wanted
-    assert not found.direction.requires_grad
+    expected = float(torch.linalg.matrix_norm(jacobian, 2))
+    constant = local_lipschitz(function, x)
+    assert abs(constant.value - expected) <= 1e-8 * expected
+    assert not constant.direction.requires_grad
 
 
 @pytest.mark.parametrize("norm", [1, math.inf])

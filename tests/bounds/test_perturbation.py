@@ -100,7 +100,7 @@ def test_no_weight_left():
 def test_added_against_random_tokens(count):
     for seed in range(10):
         scores, values = normal(5, seed=seed), normal(5, 2, seed=seed + 50)
-        made = added(scores, values, count, largest_score=0.5, radius=2.0)
+        bound = added(scores, values, count, largest_score=0.5, radius=2.0)
         output, top = scores.softmax(-1) @ values, 0.0
         for angle in torch.linspace(0, 2 * math.pi, 60, dtype=F64):
             new = 2.0 * torch.stack([angle.cos(), angle.sin()]).expand(count, 2)
@@ -108,52 +108,52 @@ def test_added_against_random_tokens(count):
                 joined = torch.cat([scores, torch.full((count,), score, dtype=F64)])
                 moved = joined.softmax(-1) @ torch.cat([values, new]) - output
                 top = max(top, float(moved.norm()))
-        assert 0.98 * made.value <= top <= made.value * (1 + 1e-12)
+        assert 0.98 * bound.value <= top <= bound.value * (1 + 1e-12)
 
 
 def test_replaced_against_all_subsets():
     for seed in range(10):
         scores, values = 2 * normal(5, seed=seed), normal(5, 1, seed=seed + 50)
         for count in (1, 2, 5):
-            made = replaced(scores, values, count, largest_score=1.0, radius=1.5).value
+            bound = replaced(scores, values, count, largest_score=1.0, radius=1.5).value
             output, top = scores.softmax(-1) @ values, 0.0
             for gone in itertools.combinations(range(5), count):
                 for end, score in itertools.product((-1.5, 1.5), (-3.0, 1.0)):
                     moved, marks = values.clone(), scores.clone()
                     moved[list(gone)], marks[list(gone)] = end, score
                     top = max(top, float((marks.softmax(-1) @ moved - output).norm()))
-            assert top <= made * (1 + 1e-12)
+            assert top <= bound * (1 + 1e-12)
             if count == 5:
-                assert made == pytest.approx(top)
+                assert bound == pytest.approx(top)
 
 
 def test_new_tokens_may_have_no_weight():
     """New values at the output itself only hold it back: most moves with none of them."""
     values = torch.tensor([[1.0], [-1.0], [0.0], [0.0]])
-    made = replaced(torch.zeros(4), values, 1, largest_score=5.0, radius=0.0)
-    assert made.value == pytest.approx(1 / 3)
+    bound = replaced(torch.zeros(4), values, 1, largest_score=5.0, radius=0.0)
+    assert bound.value == pytest.approx(1 / 3)
 
 
 def test_all_replaced_by_tokens_of_tiny_scores():
     """Nothing else is left, so they decide, however small: once the bound forgot them."""
     scores, values = torch.zeros(2), torch.tensor([[0.0], [0.1]])
     for largest in (-10.0, -700.0, -800.0, -1e6):
-        made = replaced(scores, values, 2, largest_score=largest, radius=100.0)
-        assert made.value == pytest.approx(100.05)
+        bound = replaced(scores, values, 2, largest_score=largest, radius=100.0)
+        assert bound.value == pytest.approx(100.05)
     peaked = torch.tensor([0.0, -1000.0])
-    made = replaced(peaked, values, 1, largest_score=-900.0, radius=100.0)
-    assert made.value == pytest.approx(100.0)
+    bound = replaced(peaked, values, 1, largest_score=-900.0, radius=100.0)
+    assert bound.value == pytest.approx(100.0)
 
 
 def test_a_new_token_that_takes_all():
-    made = added(torch.zeros(3), normal(3, 2), 1, largest_score=1e6, radius=5.0)
+    bound = added(torch.zeros(3), normal(3, 2), 1, largest_score=1e6, radius=5.0)
     output = normal(3, 2).mean(0)
-    assert made.value == pytest.approx(5 + float(output.norm()))
+    assert bound.value == pytest.approx(5 + float(output.norm()))
 
 
 def test_tiny_scores_add_nothing():
-    made = added(torch.zeros(3), normal(3, 2), 1, largest_score=-1e6, radius=5.0)
-    assert made.value < 1e-290
+    bound = added(torch.zeros(3), normal(3, 2), 1, largest_score=-1e6, radius=5.0)
+    assert bound.value < 1e-290
 
 
 def test_batched_bounds_equal_single_ones():
@@ -189,20 +189,20 @@ def test_equal_values_do_not_move():
 def test_check_of_a_choice():
     """Ranks, the largest of which go; no new tokens."""
     scores, values = torch.zeros(4), torch.tensor([[1.0], [0.0], [0.0], [0.0]])
-    made = dropped(scores, values, 1)
+    bound = dropped(scores, values, 1)
     nothing = torch.zeros(0, dtype=F64), torch.zeros(0, 1, dtype=F64)
     ranks = torch.tensor([9.0, 0.0, 0.0, 0.0], dtype=F64)
-    assert made.check(ranks, *nothing).ratio == pytest.approx(1)
-    assert made.check(ranks.flip(0), *nothing).quotient == pytest.approx(1 / 3 - 1 / 4)
+    assert bound.check(ranks, *nothing).ratio == pytest.approx(1)
+    assert bound.check(ranks.flip(0), *nothing).quotient == pytest.approx(1 / 3 - 1 / 4)
 
 
 def test_check_refuses_new_tokens_that_the_bound_is_not_for():
-    made = added(torch.zeros(3), normal(3, 2), 1, largest_score=0.0, radius=1.0)
+    bound = added(torch.zeros(3), normal(3, 2), 1, largest_score=0.0, radius=1.0)
     ranks, mark = torch.zeros(3, dtype=F64), torch.zeros(1, dtype=F64)
-    assert made.check(ranks, mark, torch.tensor([[0.6, 0.8]], dtype=F64)).holds
+    assert bound.check(ranks, mark, torch.tensor([[0.6, 0.8]], dtype=F64)).holds
     for wrong in ((mark, torch.tensor([[3.0, 4.0]])), (mark + 1, torch.zeros(1, 2))):
         with pytest.raises(ValueError, match="outside of what the bound is for"):
-            made.check(ranks, *(x.double() for x in wrong))
+            bound.check(ranks, *(x.double() for x in wrong))
 
 
 # ---- refusals
@@ -214,7 +214,7 @@ def test_bad_input():
         dropped(scores, values, 3)
     with pytest.raises(ValueError, match="count must be >= 1, got 0"):
         dropped(scores, values, 0)
-    with pytest.raises(ValueError, match="kept must be at most the 3 tokens there are, got 4"):
+    with pytest.raises(ValueError, match="count must be at most the 3 tokens there are, got 4"):
         subsampled(scores, values, 4)
     with pytest.raises(ValueError, match="count must be at most the 3 tokens"):
         replaced(scores, values, 4, largest_score=0.0, radius=1.0)

@@ -42,9 +42,9 @@ def test_two_keys_are_exact(norm):
     bound = query_lipschitz(keys, values, fl.Shannon(0.7), norm=norm)
     jacobian = torch.outer(values[0] - values[1], keys[0] - keys[1]) / (4 * 0.7)
     assert bound.value == pytest.approx(float(jacobian_norm(jacobian, norm)), rel=1e-14)
-    found = attack(bound, 400)
-    assert found.ratio == pytest.approx(1, abs=1e-9)
-    assert found.holds
+    result = attack(bound, 400)
+    assert result.ratio == pytest.approx(1, abs=1e-9)
+    assert result.holds
 
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
@@ -101,8 +101,8 @@ def test_both_tsallis_bounds_exceed_every_response(alpha):
         p = torch.cat([masks / masks.sum(-1, keepdim=True), simplex(3000, n, seed)])
         s = torch.where(p > 0, p ** (2 - alpha), 0.0)
         mean = (s / s.sum(-1, keepdim=True)) @ keys
-        made = torch.einsum("bn,ne,bnd->bed", s, values, keys - mean.unsqueeze(1))
-        top = float(torch.linalg.matrix_norm(made, 2).max())
+        actual = torch.einsum("bn,ne,bnd->bed", s, values, keys - mean.unsqueeze(1))
+        top = float(torch.linalg.matrix_norm(actual, 2).max())
         pairs = n ** (alpha - 1) * (distances(values) * distances(keys)).max() / 4
         scatter = float(_scatter_bound(keys, values, alpha, 1.0))
         assert top <= float(pairs) * (1 + 1e-12)
@@ -119,10 +119,10 @@ def test_scatter_is_exact_for_sparsemax_on_its_full_support():
     assert float(query_bound(keys, keys, fl.Tsallis(2.0))) == pytest.approx(
         float(torch.linalg.matrix_norm(about, 2) ** 2), rel=1e-12
     )
-    found = query_lipschitz(keys, keys, fl.Tsallis(2.0))
+    bound = query_lipschitz(keys, keys, fl.Tsallis(2.0))
     # the query zero leaves all keys in the support
-    assert found.check(torch.zeros(3), normal(3)).holds
-    assert attack(found, 600).ratio == pytest.approx(1, rel=1e-3)
+    assert bound.check(torch.zeros(3), normal(3)).holds
+    assert attack(bound, 600).ratio == pytest.approx(1, rel=1e-3)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -135,8 +135,8 @@ def test_the_jacobian_is_a_covariance(alpha, tau):
     s = torch.where(p > 0, p ** (2 - alpha), 0.0)
     mean = (s / s.sum()) @ keys
     formula = (values * s.unsqueeze(-1)).mT @ (keys - mean) / tau
-    made = torch.func.jacrev(lambda q: fl.solve(q @ keys.mT, regularizer).weights @ values)(q)
-    torch.testing.assert_close(made, formula, rtol=1e-9, atol=1e-11 / tau)
+    jacobian = torch.func.jacrev(lambda q: fl.solve(q @ keys.mT, regularizer).weights @ values)(q)
+    torch.testing.assert_close(jacobian, formula, rtol=1e-9, atol=1e-11 / tau)
 
 
 def test_alpha_near_one_is_softmax():
@@ -171,10 +171,10 @@ def test_no_jacobian_exceeds_the_bound(alpha, tau, n, kind):
     p = fl.solve(q @ keys.mT, regularizer).weights
     s = torch.where(p > 0, p ** (2 - alpha), 0.0)
     mean = (s / s.sum(-1, keepdim=True)) @ keys
-    made = torch.einsum("bn,ne,bnd->bed", s, values, keys - mean.unsqueeze(1)) / tau
+    actual = torch.einsum("bn,ne,bnd->bed", s, values, keys - mean.unsqueeze(1)) / tau
     bound = float(query_bound(keys, values, regularizer))
     rounding = 1e-12 * float(values.norm() * keys.norm()) / tau
-    assert float(torch.linalg.matrix_norm(made, 2).max()) <= bound * (1 + 1e-9) + rounding
+    assert float(torch.linalg.matrix_norm(actual, 2).max()) <= bound * (1 + 1e-9) + rounding
 
 
 def test_shannon_with_masks_and_position_biases():
@@ -186,8 +186,8 @@ def test_shannon_with_masks_and_position_biases():
         bias[torch.rand(6, generator=generator(seed)) < 0.3] = -math.inf
         bias[0] = 0.0
         q = normal(3, seed=seed + 30)
-        made = torch.func.jacrev(lambda q, b=bias: (q @ keys.mT + b).softmax(-1) @ values)(q)
-        assert float(torch.linalg.matrix_norm(made, 2)) <= bound
+        jacobian = torch.func.jacrev(lambda q, b=bias: (q @ keys.mT + b).softmax(-1) @ values)(q)
+        assert float(torch.linalg.matrix_norm(jacobian, 2)) <= bound
 
 
 @pytest.mark.parametrize("regularizer", [fl.Shannon(10.0), fl.Tsallis(1.5, 10.0), fl.Tsallis(2.0)])
@@ -208,17 +208,17 @@ def test_equal_keys_equal_values_and_one_key(regularizer):
 def test_a_common_offset_changes_nothing(keys_too):
     keys, values = normal(2, 2), normal(2, 2, seed=1)
     moved = (keys + 2.0**33 if keys_too else keys), values + 2.0**33
-    found = attack(query_lipschitz(*moved), 1500)
-    assert found.holds
-    assert found.ratio == pytest.approx(1, abs=1e-6)
+    result = attack(query_lipschitz(*moved), 1500)
+    assert result.holds
+    assert result.ratio == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-170, 1e170])
 def test_squares_that_leave_the_range_of_floats(scale):
     keys, values = normal(4, 2), normal(4, 2, seed=1)
     known = float(query_bound(keys, values))
-    made = float(query_bound(scale * keys, values, fl.Shannon(scale)))
-    assert made == pytest.approx(known, rel=1e-12)
+    actual = float(query_bound(scale * keys, values, fl.Shannon(scale)))
+    assert actual == pytest.approx(known, rel=1e-12)
 
 
 # ---- a ball of queries
@@ -340,11 +340,11 @@ def test_a_module_that_makes_a_regularizer_is_taken():
     keys, values = normal(5, 3), normal(5, 2, seed=1)
     learned = fl.nn.LearnedTsallis(1, init=1.25)
     expected = query_lipschitz(keys, values, fl.Tsallis(learned.alpha.item()))
-    made = query_lipschitz(keys, values, learned)
-    assert made.value == expected.value
+    bound = query_lipschitz(keys, values, learned)
+    assert bound.value == expected.value
     alone = query_bound(keys, values, learned), query_bound(keys, values, learned())
     assert torch.equal(*alone)
-    assert attack(made, 600).ratio == attack(expected, 600).ratio
+    assert attack(bound, 600).ratio == attack(expected, 600).ratio
     with pytest.raises(TypeError, match="head by head"):
         query_lipschitz(keys, values, fl.nn.LearnedTsallis(2))
 

@@ -84,8 +84,8 @@ def test_the_formula_of_the_dot_bound():
     head = Head(query, key, value, tau, query_bias=bias)
     for norm, many in ((2.0, often), (LongestToken(), 1.0)):
         known = size * (math.sqrt(many * (1 + (g * radius) ** 2)) + form * radius**2 / tau)
-        made = self_attention_lipschitz(head, n, radius, norm=norm).value
-        assert made == pytest.approx(float(known), rel=1e-12)
+        bound = self_attention_lipschitz(head, n, radius, norm=norm).value
+        assert bound == pytest.approx(float(known), rel=1e-12)
 
 
 def test_even_weights_make_the_dot_bound_exact():
@@ -132,11 +132,11 @@ def test_the_reach_is_a_length_that_no_output_exceeds(norm):
              value_bias=normal(2, seed=s))
         for s in (0, 10)
     ]  # fmt: skip
-    made = self_attention_lipschitz(
+    bound = self_attention_lipschitz(
         heads, 5, 2.0, output=normal(3, 4), output_bias=normal(3, seed=7), norm=norm
     )
-    x = made.trials.map.domain.sample(2000, torch.Size((5, 3)), 1.0, generator(0))
-    assert float(made.trials.map.function(x).norm(dim=-1).max()) <= made.trials.map.reach
+    x = bound.trials.map.domain.sample(2000, torch.Size((5, 3)), 1.0, generator(0))
+    assert float(bound.trials.map.function(x).norm(dim=-1).max()) <= bound.trials.map.reach
 
 
 # ---- heads
@@ -147,10 +147,10 @@ def test_heads_are_joined_as_concatenation_and_projection():
     layer = torch.nn.MultiheadAttention(d, 2, batch_first=True, dtype=F64)
     query, key, value = layer.in_proj_weight.detach().split(d)
     heads = [Head(query[s], key[s], value[s], math.sqrt(2)) for s in (slice(0, 2), slice(2, 4))]
-    made = self_attention_lipschitz(heads, 5, 1.0, output=layer.out_proj.weight.detach())
+    bound = self_attention_lipschitz(heads, 5, 1.0, output=layer.out_proj.weight.detach())
     x = normal(3, 5, d)
-    torch.testing.assert_close(made.trials.map.function(x), layer(x, x, x)[0].detach())
-    assert attack(made, 600).holds
+    torch.testing.assert_close(bound.trials.map.function(x), layer(x, x, x)[0].detach())
+    assert attack(bound, 600).holds
 
 
 def test_many_heads_cost_the_smaller_of_two_bounds():

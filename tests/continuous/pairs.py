@@ -13,15 +13,15 @@ def plane(count=1000, seed=0):
     """
     rng = np.random.default_rng(seed)
     mean, centre = rng.uniform(0, 1, (2, count, 2))
-    own = [reference.random_spd(rng, 2, 1e-3, 0.1) for _ in range(count)]
-    own[::3] = [0.001 * np.eye(2)] * len(own[::3])
+    covariance = [reference.random_spd(rng, 2, 1e-3, 0.1) for _ in range(count)]
+    covariance[::3] = [0.001 * np.eye(2)] * len(covariance[::3])
     ratio = 10 ** rng.uniform(0, 2, count)
     ratio[::7] = 100.0
     wide = 10 ** rng.uniform(-3, -0.5, count)
     variance = [_turned(rng, np.array([w, w / r])) for w, r in zip(wide, ratio, strict=True)]
     # scale = 9 pi |V|^(1/2) V, Farinhas, 2021, eq. 4.6
     scale = [9 * np.pi * np.sqrt(np.linalg.det(v)) * v for v in variance]
-    return tuple(np.float32(x).astype(float) for x in (mean, scale, centre, own))
+    return tuple(np.float32(x).astype(float) for x in (mean, scale, centre, covariance))
 
 
 def narrowness(mean, scale, centre, covariance):

@@ -198,15 +198,15 @@ def _factor(x, d, alpha):
 # ---- a paraboloid under a sparse density, in the plane
 
 
-def overlap(mean, scale, alpha, centre, own, n=160):
-    """E_p[psi], psi the paraboloid of (centre, own); d = 1 or 2.
+def overlap(mean, scale, alpha, centre, basis_scale, n=160):
+    """E_p[psi], psi the paraboloid of (centre, basis_scale); d = 1 or 2.
 
     Along rays from psi's centre, on which both supports are intervals. In the plane the angles at
     which a ray touches the density's ellipse, or meets it on psi's own edge, are cut out.
     """
     peak, radius = peak_and_radius(scale, alpha)
-    level, reach = peak_and_radius(own, 2)
-    values, axes = np.linalg.eigh(own)
+    level, reach = peak_and_radius(basis_scale, 2)
+    values, axes = np.linalg.eigh(basis_scale)
     out = reach * axes * np.sqrt(values)  # t = centre + out u, |u| < 1
     at = np.linalg.solve(out, mean - centre)
     form = out.T @ np.linalg.inv(scale) @ out / radius**2

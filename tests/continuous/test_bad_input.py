@@ -266,8 +266,8 @@ def test_bases_and_values_can_be_read():
         torch.zeros(4, 9, 2), fc.cell_centers(9), fc.GaussianBasis.grid(3, 0.1, 1)
     )
     assert repr(fc.ParaboloidBasis.grid(3, 0.1, 2)) == "ParaboloidBasis(9 functions, d 2)"
-    wanted = "ValueFit(9 positions, GaussianBasis(3 functions, d 1), ridge 0.01)"
-    assert repr(values) == f"Values(features (4, 9, 2), {wanted})"
+    expected = "ValueFit(9 positions, GaussianBasis(3 functions, d 1), ridge 0.01)"
+    assert repr(values) == f"Values(features (4, 9, 2), {expected})"
 
 
 def test_targets_of_the_loss():
@@ -287,3 +287,10 @@ def test_bases_that_are_none():
     with pytest.raises(TypeError, match="basis") as caught:
         fc.Gaussian(ZERO, EYE).expect(lambda t: t)
     assert_says(caught, "GaussianBasis")
+
+
+def test_four_dimensions_are_refused_for_sparse_densities():
+    basis = fc.GaussianBasis(torch.zeros(1, 4), torch.eye(4))
+    assert fc.Gaussian(torch.zeros(4), torch.eye(4)).expect(basis).isfinite().all()
+    with pytest.raises(ValueError, match="d <= 3"):
+        fc.Paraboloid(torch.zeros(4), torch.eye(4)).expect(basis)

@@ -104,8 +104,8 @@ def test_values_and_slopes_in_alpha(eps, d):
 
     def numbers(a):
         density = fc.TsallisGaussian(torch.zeros(d, dtype=DOUBLE), scale, a)
-        found = density.log_peak, density.log_prob(point), density.entropy()
-        return torch.stack([*found, density.covariance_matrix[0, 0] / scale[0, 0]])
+        actual = density.log_peak, density.log_prob(point), density.entropy()
+        return torch.stack([*actual, density.covariance_matrix[0, 0] / scale[0, 0]])
 
     values, slopes = torch.func.jvp(numbers, (alpha,), (torch.ones_like(alpha),))
     with mpmath.workdps(60):
@@ -130,3 +130,19 @@ def test_curvature_in_alpha_is_continuous_through_one():
     slope = abs(at[-1] - at[0]) / 1e-2
     assert slope > 0.1
     assert all(abs(value - at[0]) <= 2 * slope * 1e-6 + 1e-9 for value in at[:-1])
+
+
+def test_rsample_has_the_derivative_in_alpha_at_one():
+    """E[t^2] = the variance, of which the derivative is known; without one it would be -0.93."""
+    torch.manual_seed(0)
+    alpha = torch.tensor(1.0, dtype=DOUBLE, requires_grad=True)
+    density = fc.TsallisGaussian(torch.zeros(1, dtype=DOUBLE), torch.eye(1, dtype=DOUBLE), alpha)
+    (expected,) = torch.autograd.grad(density.variance.sum(), alpha, retain_graph=True)
+    slopes = []
+    for _ in range(30):
+        each = density.rsample((200_000,)).square().mean()
+        slopes.append(torch.autograd.grad(each, alpha, retain_graph=True)[0])
+    actual = torch.stack(slopes)
+    error = actual.std() / 30**0.5
+    assert error < 0.2
+    assert (actual.mean() - expected).abs() < 4 * error

@@ -57,8 +57,8 @@ def test_reparametrised_gradients(alpha):
     def sampled():
         inputs = [x.clone().requires_grad_() for x in values]
         t = make(*inputs[:2], inputs[2] if alpha > 1 else alpha).rsample((500,))
-        found = torch.autograd.grad(((t @ a) ** 2 + t @ b).mean(), inputs)
-        return torch.cat([x.reshape(-1) for x in found])
+        gradients = torch.autograd.grad(((t @ a) ** 2 + t @ b).mean(), inputs)
+        return torch.cat([x.reshape(-1) for x in gradients])
 
     inputs = [x.clone().requires_grad_() for x in values]
     density = make(*inputs[:2], inputs[2] if alpha > 1 else alpha)
@@ -137,8 +137,8 @@ def test_gradient_of_the_loss_is_the_difference_of_statistics(alpha):
     density, target = random_density(2, alpha), random_density(2, alpha, 1)
     theta = [x.clone().requires_grad_() for x in density.canonical()]
     rest = () if alpha in (1, 2) else (alpha,)
-    made = type(density).from_canonical(*theta, *rest)
-    first, second = torch.autograd.grad(made.fenchel_young(target), theta)
+    actual = type(density).from_canonical(*theta, *rest)
+    first, second = torch.autograd.grad(actual.fenchel_young(target), theta)
 
     def moments(x):
         return x.mean, x.covariance_matrix + x.mean.unsqueeze(-1) * x.mean.unsqueeze(-2)

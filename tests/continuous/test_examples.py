@@ -19,5 +19,5 @@ def test_examples(name):
 
 
 def test_there_are_examples():
-    found = doctest.DocTestFinder().find(fenchel.continuous.Paraboloid)
-    assert any(test.examples for test in found)
+    actual = doctest.DocTestFinder().find(fenchel.continuous.Paraboloid)
+    assert any(test.examples for test in actual)

@@ -25,8 +25,8 @@ def case(d):
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])
 def test_in_mean_and_scale(d, basis, alpha):
-    mean, factor, centres, own = case(d)
-    functions = basis(centres.detach(), positive(own.detach()))
+    mean, factor, centres, basis_factor = case(d)
+    functions = basis(centres.detach(), positive(basis_factor.detach()))
 
     def expected(m, r):
         return make(m, positive(r), alpha).expect(functions, 1e-6)
@@ -38,8 +38,8 @@ def test_in_mean_and_scale(d, basis, alpha):
 @pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("alpha", [1.05, 1.4])
 def test_in_alpha(d, alpha):
-    mean, factor, centres, own = case(d)
-    functions = fc.GaussianBasis(centres.detach(), positive(own.detach()))
+    mean, factor, centres, basis_factor = case(d)
+    functions = fc.GaussianBasis(centres.detach(), positive(basis_factor.detach()))
     inputs = (mean, torch.tensor(alpha, dtype=DOUBLE, requires_grad=True))
 
     def expected(m, a):
@@ -75,14 +75,14 @@ def test_slope_in_alpha_at_one(basis):
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_in_the_basis(d, basis, alpha):
-    mean, factor, centres, own = case(d)
+    mean, factor, centres, basis_factor = case(d)
 
     def expected(c, o):
         density = make(mean.detach(), positive(factor.detach()), alpha)
         return density.expect(basis(c, positive(o)), 1e-6)
 
-    assert gradcheck(expected, (centres, own))
-    assert gradgradcheck(expected, (centres, own))
+    assert gradcheck(expected, (centres, basis_factor))
+    assert gradgradcheck(expected, (centres, basis_factor))
 
 
 def test_in_density_and_basis_at_once():
@@ -97,8 +97,8 @@ def test_in_density_and_basis_at_once():
 
 def test_gaussian_basis_gradients_of_the_thesis():
     """Eqs. 4.11 and 4.12: the Jacobian in (theta1, theta2) is a covariance with the statistics."""
-    mean, factor, centres, own = case(2)
-    scale, covariance = (positive(x.detach()) for x in (factor, own))
+    mean, factor, centres, basis_factor = case(2)
+    scale, covariance = (positive(x.detach()) for x in (factor, basis_factor))
     functions = fc.GaussianBasis(centres.detach(), covariance)
     density = fc.Gaussian(mean.detach(), scale)
     theta = [x.clone().requires_grad_() for x in density.canonical()]
@@ -147,8 +147,8 @@ def test_jacobian_is_the_generalised_covariance(alpha):
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
 def test_vmap_and_jvp(basis, alpha):
-    _, factor, centres, own = case(2)
-    functions = basis(centres.detach(), positive(own.detach()))
+    _, factor, centres, basis_factor = case(2)
+    functions = basis(centres.detach(), positive(basis_factor.detach()))
     means = 0.2 * torch.randn(3, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     scale = positive(factor.detach())
 
@@ -190,14 +190,14 @@ def test_gradients_of_two_paraboloids(alpha):
     ours, expected, h = [], [], 1e-4
     for _ in range(8):
         mean, centre = rng.uniform(0, 1, (2, 2))
-        scale, own = (reference.random_spd(rng, 2, 1e-2, 1.0) for _ in range(2))
+        scale, basis_scale = (reference.random_spd(rng, 2, 1e-2, 1.0) for _ in range(2))
         leaf = torch.from_numpy(mean).requires_grad_()
-        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(own))
+        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(basis_scale))
         value = make(leaf, torch.from_numpy(scale), alpha).expect(basis)
         ours.append(torch.autograd.grad(value[0], leaf)[0])
         at = [
             [
-                reference.overlap(mean + k * h * axis, scale, alpha, centre, own, 80)
+                reference.overlap(mean + k * h * axis, scale, alpha, centre, basis_scale, 80)
                 for k in range(-2, 3)
             ]
             for axis in np.eye(2)
@@ -205,3 +205,42 @@ def test_gradients_of_two_paraboloids(alpha):
         expected.append([np.dot([1, -8, 0, 8, -1], line) / (12 * h) for line in at])
     assert np.abs(expected).max() > 0.1
     assert_near(torch.stack(ours), expected, 1e-5)
+
+
+# ---- one function on a line
+
+
+BASIS = fc.GaussianBasis(torch.tensor([[1.0]], dtype=DOUBLE), torch.eye(1, dtype=DOUBLE))
+ONE = torch.eye(1, dtype=DOUBLE)
+
+
+def slope_in_mean(density, basis=BASIS):
+    mean = torch.zeros(1, dtype=DOUBLE, requires_grad=True)
+    return torch.autograd.grad(density(mean).expect(basis).sum(), mean)[0]
+
+
+@pytest.mark.parametrize("basis", [BASIS, fc.ParaboloidBasis(BASIS.centers, ONE)])
+def test_a_tensor_alpha_of_one_is_the_gaussian(basis):
+    alpha = torch.tensor(1.0, dtype=DOUBLE, requires_grad=True)
+    expected = slope_in_mean(lambda m: fc.Gaussian(m, ONE), basis)
+    torch.testing.assert_close(
+        slope_in_mean(lambda m: fc.TsallisGaussian(m, ONE, alpha), basis),
+        expected,
+        rtol=1e-8,
+        atol=0,
+    )
+    actual = fc.TsallisGaussian(torch.zeros(1, dtype=DOUBLE), ONE, alpha).expect(basis).sum()
+    (slope,) = torch.autograd.grad(actual, alpha)
+    ahead = fc.TsallisGaussian(torch.zeros(1, dtype=DOUBLE), ONE, 1.001).expect(basis).sum()
+    assert abs(float((ahead - actual.detach()) / 1e-3 / slope) - 1) < 0.01
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.7])
+def test_forward_mode_agrees_with_reverse_mode(alpha):
+    def expected(mean):
+        return fc.TsallisGaussian(mean, ONE, alpha).expect(BASIS)
+
+    mean = torch.tensor([0.3], dtype=DOUBLE)
+    forward = torch.func.jvp(expected, (mean,), (torch.ones(1, dtype=DOUBLE),))[1]
+    torch.testing.assert_close(forward, torch.func.jacrev(expected)(mean)[:, 0])
+    assert torch.func.hessian(lambda m: expected(m).sum())(mean).isfinite().all()

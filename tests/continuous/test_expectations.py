@@ -89,11 +89,11 @@ def test_first_derivatives_in_space():
     centres, covariances = functions(3, 5, 2)
     free = reference.pack(torch.from_numpy(mean), torch.from_numpy(scale)).requires_grad_()
     value = make(*reference.unpack(free, 3), 2.0).expect(gaussians(centres, covariances))
-    found = torch.stack([torch.autograd.grad(v, free, retain_graph=True)[0] for v in value])
+    actual = torch.stack([torch.autograd.grad(v, free, retain_graph=True)[0] for v in value])
     operands = [np.stack([x] * 2) for x in (mean, scale)]
     expected, gradient, _ = reference.jets(*operands, centres, covariances, 2, refine=0.6)
     assert_near(value, expected, 1e-8)
-    assert_rows_near(found, gradient, 1e-8)
+    assert_rows_near(actual, gradient, 1e-8)
 
 
 # ---- a thousand pairs
@@ -213,14 +213,14 @@ def test_the_estimate_of_the_error_bounds_it(alpha):
     centres, covariances = functions(2, 2)
     expected = reference.expectation(at(centres, covariances), mean, scale, alpha, 80)
     for tolerance in (1e-2, 1e-4, 1e-7):
-        found = fc.expect_with_error(
+        expectation = fc.expect_with_error(
             make(mean, scale, alpha), gaussians(centres, covariances), tolerance
         )
-        error = np.abs(found.value.numpy() - expected)
-        assert (found.error.numpy() <= tolerance * (1 + expected)).all()
-        assert (error <= 1.1 * found.error.numpy() + 1e-11).all()
+        error = np.abs(expectation.value.numpy() - expected)
+        assert (expectation.error.numpy() <= tolerance * (1 + expected)).all()
+        assert (error <= 1.1 * expectation.error.numpy() + 1e-11).all()
     exact = make(mean, scale, alpha).expect(gaussians(centres, covariances), tolerance)
-    assert torch.equal(found.value, exact)
+    assert torch.equal(expectation.value, exact)
 
 
 # ---- extremes
@@ -280,9 +280,9 @@ def test_tiny_values_in_the_plane():
     assert_relative(density.expect(basis)[large], expected[large], 1e-6)
     value = density.expect(basis, 1e-12)
     assert_relative(value, expected, 1e-6)
-    found = torch.stack([torch.autograd.grad(v, mean, retain_graph=True)[0] for v in value])
+    actual = torch.stack([torch.autograd.grad(v, mean, retain_graph=True)[0] for v in value])
     size = np.abs(gradient[:, :2]).max(-1, keepdims=True)
-    assert_near(found.numpy() / size, gradient[:, :2] / size, 1e-6)
+    assert_near(actual.numpy() / size, gradient[:, :2] / size, 1e-6)
 
 
 @pytest.mark.parametrize("d", [1, 2])
@@ -290,11 +290,11 @@ def test_tiny_values_in_the_plane():
 @pytest.mark.parametrize("alpha", [1.0, 1.05, 1.5, 2.0, 3.0])
 def test_sizes_from_1e_12_to_1e12(d, basis, alpha):
     shape = torch.tensor([[1.0, 0.3], [0.3, 0.5]], dtype=DOUBLE)[:d, :d]
-    for size, own in itertools.product((1e-12, 1.0, 1e12), repeat=2):
+    for size, spread in itertools.product((1e-12, 1.0, 1e12), repeat=2):
         mean = torch.zeros(d, dtype=DOUBLE, requires_grad=True)
         scale = (size * shape).requires_grad_()
         centres = torch.tensor([0.0, 0.5, 30.0, 1e6], dtype=DOUBLE).unsqueeze(-1).expand(4, d)
-        value = make(mean, scale, alpha).expect(basis(centres, own * torch.eye(d, dtype=DOUBLE)))
+        value = make(mean, scale, alpha).expect(basis(centres, spread * torch.eye(d, dtype=DOUBLE)))
         gradients = torch.autograd.grad(value.sum(), (mean, scale))
         assert (value >= 0).all()
         assert value.isfinite().all()
@@ -313,3 +313,14 @@ def test_the_narrow_one_of_two_is_a_point(alpha, basis):
     point = make(mean, 1e-20 * scale, alpha)
     wide = basis(centre.unsqueeze(0), 0.5 * eye)
     assert_near(point.expect(wide), wide(mean), 1e-6)
+
+
+def test_a_thin_ellipse_in_float32():
+    turn = torch.tensor([[0.7648, -0.6442], [0.6442, 0.7648]], dtype=DOUBLE)
+    turn = torch.linalg.qr(turn).Q
+    scale = (turn @ torch.diag(torch.tensor([1.0, 1e-5], dtype=DOUBLE)) @ turn.mT).float()
+    scale = (scale + scale.mT) / 2
+    basis = fc.GaussianBasis(torch.zeros(1, 2), scale)
+    single = fc.Gaussian(torch.zeros(2), scale).expect(basis)
+    double = fc.Gaussian(torch.zeros(2, dtype=DOUBLE), scale.double()).expect(basis.to(DOUBLE))
+    torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=0)

@@ -19,10 +19,10 @@ def test_paraboloid_under_sparse_on_a_line(alpha):
     ours, expected = [], []
     for _ in range(40):
         mean, centre = rng.uniform(0, 1, (2, 1))
-        scale, own = 10 ** rng.uniform(-4, 0, (2, 1, 1))
-        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(own))
+        scale, basis_scale = 10 ** rng.uniform(-4, 0, (2, 1, 1))
+        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(basis_scale))
         ours.append(make(mean, scale, alpha).expect(basis)[0])
-        expected.append(reference.overlap(mean, scale, alpha, centre, own))
+        expected.append(reference.overlap(mean, scale, alpha, centre, basis_scale))
     assert sum(x == 0 for x in expected) > 2
     # Polynomials are exact; other powers keep the tolerance that is set by default.
     assert_near(torch.stack(ours), expected, 1e-12 if alpha == 2 else 1e-9)
@@ -34,34 +34,38 @@ def test_paraboloid_under_sparse_in_the_plane(alpha):
     ours, expected = [], []
     for _ in range(30):
         mean, centre = rng.uniform(0, 1, (2, 2))
-        scale, own = (reference.random_spd(rng, 2, 1e-2, 1.0) for _ in range(2))
-        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(own))
+        scale, basis_scale = (reference.random_spd(rng, 2, 1e-2, 1.0) for _ in range(2))
+        basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(basis_scale))
         ours.append(make(mean, scale, alpha).expect(basis)[0])
-        expected.append(reference.overlap(mean, scale, alpha, centre, own, 100))
+        expected.append(reference.overlap(mean, scale, alpha, centre, basis_scale, 100))
     assert_near(torch.stack(ours), expected, 1e-6)
 
 
 def test_the_reference_of_two_paraboloids():
     """By sums over a fine grid of the plane."""
-    (mean, scale), (centre, own) = parameters(2), parameters(2, 1)
+    (mean, scale), (centre, basis_scale) = parameters(2), parameters(2, 1)
     x = 1 + 3 * reference.gauss(600, -1, 1)[0]
     w = np.outer(*[3 * reference.gauss(600, -1, 1)[1]] * 2).ravel()
     points = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
-    grid = w * reference.density(points, mean, scale, 2) @ reference.density(points, centre, own, 2)
-    found = reference.overlap(mean, scale, 2, centre, own)
-    assert found > 0.01
-    assert_near(found, grid, 3e-5)
-    assert_near(found, reference.overlap(mean, scale, 2, centre, own, 60), 1e-12)
-    assert_near(found, reference.overlap(centre, own, 2, mean, scale), 1e-12)
+    grid = (
+        w
+        * reference.density(points, mean, scale, 2)
+        @ reference.density(points, centre, basis_scale, 2)
+    )
+    actual = reference.overlap(mean, scale, 2, centre, basis_scale)
+    assert actual > 0.01
+    assert_near(actual, grid, 3e-5)
+    assert_near(actual, reference.overlap(mean, scale, 2, centre, basis_scale, 60), 1e-12)
+    assert_near(actual, reference.overlap(centre, basis_scale, 2, mean, scale), 1e-12)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_paraboloid_under_gaussian(d):
     mean, scale = parameters(d)
-    centre, own = parameters(d, 1)
-    basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(own))
+    centre, basis_scale = parameters(d, 1)
+    basis = fc.ParaboloidBasis(torch.from_numpy(centre[None]), torch.from_numpy(basis_scale))
     swapped = reference.expectation(
-        lambda t: reference.normal(t, mean, scale), centre, own, 2, (64, 64, 24)[d - 1]
+        lambda t: reference.normal(t, mean, scale), centre, basis_scale, 2, (64, 64, 24)[d - 1]
     )
     assert_near(make(mean, scale, 1.0).expect(basis), [swapped], 1e-8)
 
@@ -87,13 +91,13 @@ def test_alpha_of_each_member_may_be_one(basis):
     functions_ = basis(torch.tensor([[0.5], [1.5]], dtype=DOUBLE), 0.3 * torch.eye(1, dtype=DOUBLE))
     together = [x.expand(4, *x.shape).clone().requires_grad_() for x in (mean, scale)]
     value = fc.TsallisGaussian(*together, alpha).expect(functions_)
-    found = torch.autograd.grad(value[:, 0].sum(), together)
+    gradients = torch.autograd.grad(value[:, 0].sum(), together)
     for k, number in enumerate((1.0, 1.0, 1.5, 2.0)):
         alone = [x.clone().requires_grad_() for x in (mean, scale)]
         one = make(*alone, number).expect(functions_)
         expected = torch.autograd.grad(one[0], alone)
         assert_near(value[k], one, 1e-8)
-        for x, y in zip(found, expected, strict=True):
+        for x, y in zip(gradients, expected, strict=True):
             assert_near(x[k], y, 1e-8)
 
 
@@ -175,3 +179,19 @@ def test_many_pairs_are_worked_on_in_parts(monkeypatch):
     monkeypatch.setattr(expectations, "_MOST", 1)
     for one, other in zip(derivatives(), whole, strict=True):
         assert_near(one, other, 1e-14)
+
+
+def test_the_estimate_of_the_error_covers_paraboloids():
+    z = torch.zeros(2, dtype=DOUBLE)
+    scale = torch.tensor(
+        [[2.291837420447644, -5.244700066769546], [-5.244700066769546, 32.59935576203325]],
+        dtype=DOUBLE,
+    )
+    basis_scale = torch.tensor(
+        [[71.82235918629387, -61.69832573076481], [-61.69832573076481, 57.94000112062558]],
+        dtype=DOUBLE,
+    )
+    basis = fc.ParaboloidBasis(z.unsqueeze(0), basis_scale)
+    expectation = fc.expect_with_error(fc.TsallisGaussian(z, scale, 3.0), basis, 1e-5)
+    assert 0 < expectation.error < 1e-6
+    assert abs(expectation.value - 0.0665812298) < 1e-6

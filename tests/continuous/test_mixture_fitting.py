@@ -140,8 +140,8 @@ class Several:
         self.starts = starts
 
     def parameters(self, data, modes):
-        made = [start.parameters(data, modes) for start in self.starts]
-        return type(made[0])(*(torch.cat(x) for x in zip(*made, strict=True)))
+        actual = [start.parameters(data, modes) for start in self.starts]
+        return type(actual[0])(*(torch.cat(x) for x in zip(*actual, strict=True)))
 
 
 def test_the_best_of_the_restarts_is_kept():
@@ -349,8 +349,8 @@ def test_the_choice_minimises_the_criterion():
             weights, positions, 4, penalty, iterations=30, start=fc.Regions()
         )
         likelihood = chosen.log_likelihood(weights, positions).item()
-        found = -2 * 60 * likelihood + price(int(chosen.modes), 2, 60)
-        assert_near(found, min(criteria), 1e-9)
+        actual = -2 * 60 * likelihood + price(int(chosen.modes), 2, 60)
+        assert_near(actual, min(criteria), 1e-9)
         assert int(chosen.modes) == 1 + int(np.argmin(criteria))
 
 
@@ -380,3 +380,24 @@ def test_selection_is_differentiable():
     (gradient,) = torch.autograd.grad(chosen.components.mean.sum(), weights)
     assert gradient.isfinite().all()
     assert gradient.abs().max() > 1e-3
+
+
+# ---- starts
+
+
+def test_one_start_serves_a_batch():
+    positions = fc.cell_centers(10).double()
+    weights = torch.rand(3, 10, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    start = fc.fit_mixture(weights[0], positions, 2)
+    mixture = fc.fit_mixture(weights, positions, 2, start=start, iterations=3)
+    assert mixture.batch_shape == (3,)
+    alone = fc.fit_mixture(weights[2], positions, 2, start=start, iterations=3)
+    torch.testing.assert_close(mixture[2].components.mean, alone.components.mean)
+
+
+@pytest.mark.parametrize("shape", [(1, 20), (20, 1)])
+def test_regions_cut_an_axis_that_has_an_extent(shape):
+    weights = torch.zeros(20)
+    weights[2] = weights[17] = 1
+    mixture = fc.fit_mixture(weights, fc.cell_centers(*shape), 2)
+    torch.testing.assert_close(mixture.mixing, torch.tensor([0.5, 0.5]))

@@ -136,9 +136,9 @@ def test_derivatives_at_the_floor_are_finite():
     positions = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=DOUBLE, requires_grad=True)
     density = fc.match_moments(weights, positions, fc.Paraboloid)
     target = density.entropy() + density.mean.sum() + density.log_prob(density.mean.detach())
-    found = torch.autograd.grad(target, (weights, positions))
-    assert all(x.isfinite().all() for x in found)
-    assert (found[1][1] != 0).all()
+    gradients = torch.autograd.grad(target, (weights, positions))
+    assert all(x.isfinite().all() for x in gradients)
+    assert (gradients[1][1] != 0).all()
 
 
 @pytest.mark.parametrize(("family", "options"), FAMILIES, ids=IDS)
@@ -204,3 +204,38 @@ def test_bad_input(change, error, words):
     with pytest.raises(error) as caught:
         fc.match_moments(**arguments)
     assert_says(caught, *words)
+
+
+# ---- extremes
+
+
+def test_positions_far_from_zero():
+    g = torch.Generator().manual_seed(0)
+    positions, weights = torch.rand(50, 1, generator=g) + 1e4, torch.rand(50, generator=g)
+    single = fc.match_moments(weights, positions, fc.Gaussian).covariance_matrix
+    double = fc.match_moments(weights.double(), positions.double(), fc.Gaussian).covariance_matrix
+    torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=0)
+    pair = [
+        fc.fit_mixture(w, p, 2).components.covariance_matrix
+        for w, p in ((weights, positions), (weights.double(), positions.double()))
+    ]
+    torch.testing.assert_close(pair[0].double(), pair[1], rtol=1e-4, atol=0)
+
+
+def test_weights_whose_sum_overflows():
+    density = fc.match_moments(
+        torch.full((3,), 3e38), torch.tensor([[5.0], [6.0], [7.0]]), fc.Gaussian
+    )
+    torch.testing.assert_close(density.mean, torch.tensor([6.0]))
+
+
+def test_the_floor_is_a_constant_in_forward_mode_too():
+    positions = fc.cell_centers(3, 3).double()
+    weights = torch.tensor([0.3, 0, 0, 0, 0.4, 0, 0, 0, 0.3], dtype=DOUBLE)
+
+    def covariance(w):
+        return fc.match_moments(w, positions, fc.Gaussian).covariance_matrix
+
+    direction = torch.eye(9, dtype=DOUBLE)[1]
+    forward = torch.func.jvp(covariance, (weights,), (direction,))[1]
+    torch.testing.assert_close(forward, torch.func.jacrev(covariance)(weights)[..., 1])

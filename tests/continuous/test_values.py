@@ -187,9 +187,9 @@ def test_narrow_functions_leave_holes(count, variance, low, high):
     """
     values = fc.fit_values(torch.ones(196, 1, dtype=DOUBLE), POSITIONS, functions(count, variance))
     line = torch.linspace(0.1, 0.9, 81, dtype=DOUBLE)
-    found = values(torch.cartesian_prod(line, line))
-    assert abs(found.min() - low) < (5e-4 if low < 0.01 else 5e-3)
-    assert abs(found.max() - high) < 5e-3
+    actual = values(torch.cartesian_prod(line, line))
+    assert abs(actual.min() - low) < (5e-4 if low < 0.01 else 5e-3)
+    assert abs(actual.max() - high) < 5e-3
 
 
 def test_border():
@@ -210,10 +210,10 @@ def test_padding_takes_the_function_to_zero_outside():
     points = torch.cartesian_prod(line, line)
     outside = ((points < -0.2) | (points > 1.2)).any(-1)
     inside = ((points > 0.15) & (points < 0.85)).all(-1)
-    found = {p: fc.fit_values(one, POSITIONS, basis, 0.01, p)(points) for p in (False, True)}
-    assert found[True][outside].abs().max() < 0.1
-    assert found[False][outside].abs().max() > 0.2
-    assert (found[True][inside] - 1).abs().max() < 0.1
+    actual = {p: fc.fit_values(one, POSITIONS, basis, 0.01, p)(points) for p in (False, True)}
+    assert actual[True][outside].abs().max() < 0.1
+    assert actual[False][outside].abs().max() > 0.2
+    assert (actual[True][inside] - 1).abs().max() < 0.1
 
 
 # ---- what is refused
@@ -272,3 +272,10 @@ def test_the_gradient_in_the_mixing_scores():
     mixing, each = torch.softmax(scores.detach(), 0), values.expect(modes)[:, 0]
     assert_near(gradient, mixing * (each - mixing @ each), 1e-12)
     assert gradient.abs().max() > 1e-3
+
+
+def test_padding_needs_the_unit_cube():
+    with pytest.raises(ValueError, match="padding"):
+        fc.fit_values(
+            torch.ones(5, 1), 2 * fc.cell_centers(5), fc.GaussianBasis.grid(3, 0.1, 1), padding=True
+        )

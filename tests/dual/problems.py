@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 F64 = torch.float64
+LINE = torch.tensor([[0.0], [1.0]], dtype=F64)  # two templates
 
 
 class Problem(NamedTuple):
@@ -50,6 +51,14 @@ def draw(seed: int, most_templates: int = 256, most_axes: int = 512) -> Problem:
     evidence = normal(d)
     evidence = evidence / evidence.norm() * templates.norm(dim=1).max() * uniform(1)
     return Problem(templates, preference, evidence, float(10 ** (8 * uniform(1) - 4)))
+
+
+def space(n: int = 6, d: int = 3, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Templates in d dimensions, a preference that does not sum to one, and evidence."""
+    g = torch.Generator().manual_seed(seed)
+    templates = torch.randn(n, d, generator=g, dtype=F64)
+    preference = torch.rand(n, generator=g, dtype=F64) + 0.1
+    return templates, preference, torch.randn(d, generator=g).to(F64)
 
 
 def plane(count: int = 7, seed: int = 0, symmetric: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,32 +12,34 @@ from fenchel.dual import newton
 from tests.dual.problems import F64, draw, order, plane
 
 
-def scale(problem, found):
+def scale(problem, actual):
     """1 + |objective| + |<lam, b>| + |K(lam)|, of templates about their middle."""
     templates = problem.templates - problem.templates[problem.preference > 0].mean(0)
     u = problem.preference / problem.preference.sum()
     target = u @ templates + problem.evidence
-    potential = torch.logsumexp(templates @ found.multiplier + u.log(), 0)
-    inner = found.multiplier @ target
-    return 1 + abs(found.objective) + abs(inner) + abs(potential)
+    potential = torch.logsumexp(templates @ actual.multiplier + u.log(), 0)
+    inner = actual.multiplier @ target
+    return 1 + abs(actual.objective) + abs(inner) + abs(potential)
 
 
 def check(seed):
     problem = draw(seed)
-    found = dual.estimate(*problem)
+    estimate = dual.estimate(*problem)
     stiff = problem.stiffness
-    relative = float(found.gap / scale(problem, found))
+    relative = float(estimate.gap / scale(problem, estimate))
     if stiff <= 1e6:
-        assert found.status == fl.Status.OK, (seed, stiff)
-    if found.status == fl.Status.OK:
+        assert estimate.status == fl.Status.OK, (seed, stiff)
+    if estimate.status == fl.Status.OK:
         assert relative <= 1e-12, (seed, stiff, relative)
     else:
-        assert found.status == fl.Status.MAX_STEPS
+        assert estimate.status == fl.Status.MAX_STEPS
         # Not there, and it says so: the gap is the difference of the values.
-        assert found.gap > 0
+        assert estimate.gap > 0
     if stiff <= 1e6:
-        assert found.steps <= (30 if stiff <= 1e3 else 200), (seed, stiff)
-    difference = float((found.objective - found.dual_value - found.gap) / scale(problem, found))
+        assert estimate.steps <= (30 if stiff <= 1e3 else 200), (seed, stiff)
+    difference = float(
+        (estimate.objective - estimate.dual_value - estimate.gap) / scale(problem, estimate)
+    )
     assert abs(difference) <= 1e-12, (seed, stiff)
 
 
@@ -99,13 +101,13 @@ def test_no_weights_do_better():
             search.zero_grad()
             p = torch.softmax(free, 0)
             pull = reliability / 2 * (target - p @ templates).square().sum()
-            made = pull + (p * (p / u).log()).sum()
-            made.backward()
-            return made.detach()
+            actual = pull + (p * (p / u).log()).sum()
+            actual.backward()
+            return actual.detach()
 
         search.step(value)
-        found = torch.softmax(free.detach(), 0)
-        torch.testing.assert_close(found, e.weights, rtol=0, atol=1e-6)
+        weights = torch.softmax(free.detach(), 0)
+        torch.testing.assert_close(weights, e.weights, rtol=0, atol=1e-6)
         assert abs(float(value() - e.objective)) < 1e-11
 
 
@@ -143,11 +145,11 @@ def test_the_first_axis_may_be_the_shared_one():
     g = torch.Generator().manual_seed(0)
     templates = torch.randn(3, 5, 4, generator=g, dtype=F64)  # a head each
     evidence = torch.randn(7, 3, 4, generator=g, dtype=F64)
-    found = dual.estimate(templates, None, evidence, 2.0)
+    estimate = dual.estimate(templates, None, evidence, 2.0)
     for b in range(7):
         for h in range(3):
             one = dual.estimate(templates[h], None, evidence[b, h], 2.0)
-            torch.testing.assert_close(found.weights[b, h], one.weights, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(estimate.weights[b, h], one.weights, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("iterative", [True, False])
@@ -162,10 +164,10 @@ def test_both_ways_to_the_direction(monkeypatch, iterative):
     monkeypatch.setattr(newton.EstimationRows, "choose_method", forced)
     for seed in (3, 14, 15, 92, 65):
         problem = draw(seed, 40, 40)._replace(reliability=1.0)
-        found = dual.estimate(*problem)
+        estimate = dual.estimate(*problem)
         if problem.stiffness <= 1e6:
-            assert found.status == fl.Status.OK
-            assert found.gap <= 1e-12 * scale(problem, found)
+            assert estimate.status == fl.Status.OK
+            assert estimate.gap <= 1e-12 * scale(problem, estimate)
 
 
 def test_memory_is_cut_into_parts(monkeypatch):
@@ -191,14 +193,14 @@ def test_first_order_is_ordinary_attention():
         torch.randn(9, 4, generator=g, dtype=F64),
         torch.randn(5, 4, generator=g, dtype=F64),
     )
-    found = dual.first_order(templates, None, z, 0.3)
-    wanted = torch.nn.functional.scaled_dot_product_attention(z, templates, templates, scale=0.3)
-    torch.testing.assert_close(found.mean, wanted, rtol=0, atol=1e-14)
+    estimate = dual.first_order(templates, None, z, 0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(z, templates, templates, scale=0.3)
+    torch.testing.assert_close(estimate.mean, expected, rtol=0, atol=1e-14)
     u = torch.rand(5, 9, generator=g, dtype=F64)
-    found = dual.first_order(templates, u, z, 0.3)
+    estimate = dual.first_order(templates, u, z, 0.3)
     options = {"attn_mask": u.log(), "scale": 0.3}
-    wanted = torch.nn.functional.scaled_dot_product_attention(z, templates, templates, **options)
-    torch.testing.assert_close(found.mean, wanted, rtol=0, atol=1e-14)
+    expected = torch.nn.functional.scaled_dot_product_attention(z, templates, templates, **options)
+    torch.testing.assert_close(estimate.mean, expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -241,22 +243,22 @@ def test_leading_errors():
     sigma = centred.mT @ (u[:, None] * centred)
     a = 1e-4
     exact, first = (f(templates, u, z, a) for f in (dual.estimate, dual.first_order))
-    wanted = a**2 * float((sigma @ z).norm())
-    assert float((exact.multiplier - first.multiplier).norm()) == pytest.approx(wanted, rel=1e-3)
-    wanted = a**2 * float((sigma @ sigma @ z).norm())
-    assert float((exact.mean - first.mean).norm()) == pytest.approx(wanted, rel=1e-3)
+    expected = a**2 * float((sigma @ z).norm())
+    assert float((exact.multiplier - first.multiplier).norm()) == pytest.approx(expected, rel=1e-3)
+    expected = a**2 * float((sigma @ sigma @ z).norm())
+    assert float((exact.mean - first.mean).norm()) == pytest.approx(expected, rel=1e-3)
 
 
 def test_compare():
     templates, u, z = plane()
     exact, first = (f(templates, u, z, 0.5) for f in (dual.estimate, dual.first_order))
-    found = first.compare(exact)
+    deviation = first.compare(exact)
     apart = (first.mean - exact.mean).norm()
-    assert found.mean == pytest.approx(float(apart / exact.mean.norm()))
+    assert deviation.mean == pytest.approx(float(apart / exact.mean.norm()))
     shift = exact.mean - u @ templates
-    assert found.mean_shift == pytest.approx(float(apart / shift.norm()))
+    assert deviation.mean_shift == pytest.approx(float(apart / shift.norm()))
     lam = (first.multiplier - exact.multiplier).norm() / exact.multiplier.norm()
-    assert found.multiplier == pytest.approx(float(lam))
+    assert deviation.multiplier == pytest.approx(float(lam))
     assert exact.compare(exact).mean == 0
 
 
@@ -270,11 +272,11 @@ def outputs(*operands):
 
 def leaves(*shapes, seed=0):
     g = torch.Generator().manual_seed(seed)
-    made = []
+    actual = []
     for kind, shape in shapes:
         x = torch.randn(shape, generator=g, dtype=F64)
-        made.append((x.abs() + 0.3 if kind == "positive" else x).requires_grad_())
-    return made
+        actual.append((x.abs() + 0.3 if kind == "positive" else x).requires_grad_())
+    return actual
 
 
 CASES = {
@@ -307,8 +309,8 @@ def test_one_sided_derivative_at_zero_preference():
     (slope,) = torch.autograd.grad(dual.estimate(templates, leaf, z, 2.0).weights[3], leaf)
     step = torch.zeros_like(u)
     step[3] = 1e-7
-    found = dual.estimate(templates, u + step, z, 2.0).weights[3] / 1e-7
-    assert float(slope[3]) == pytest.approx(float(found), rel=1e-5)
+    actual = dual.estimate(templates, u + step, z, 2.0).weights[3] / 1e-7
+    assert float(slope[3]) == pytest.approx(float(actual), rel=1e-5)
     assert slope[3] > 0
 
 
@@ -346,8 +348,8 @@ def test_compiled_whole():
     def mean(x):
         return dual.estimate(templates, u, x, 1.3).mean
 
-    made = torch.compile(mean, fullgraph=True)(z)
-    torch.testing.assert_close(made, mean(z), rtol=1e-12, atol=1e-14)
+    actual = torch.compile(mean, fullgraph=True)(z)
+    torch.testing.assert_close(actual, mean(z), rtol=1e-12, atol=1e-14)
 
 
 # ---- precisions and bad input
@@ -356,11 +358,11 @@ def test_compiled_whole():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lower_precision_is_computed_in_float64(dtype):
     templates, u, z = (x.to(dtype) for x in plane())
-    found = dual.estimate(templates, u, z, 2.0)
+    estimate = dual.estimate(templates, u, z, 2.0)
     wide = dual.estimate(templates.double(), u.double(), z.double(), 2.0)
-    assert found.mean.dtype == found.weights.dtype == dtype
-    assert torch.equal(found.mean, wide.mean.to(dtype))
-    assert found.gap.dtype == F64
+    assert estimate.mean.dtype == estimate.weights.dtype == dtype
+    assert torch.equal(estimate.mean, wide.mean.to(dtype))
+    assert estimate.gap.dtype == F64
 
 
 def test_masks_and_empty_rows():
@@ -368,10 +370,10 @@ def test_masks_and_empty_rows():
     broken = templates.clone()
     broken[2] = math.nan
     mask = torch.tensor([True, True, False, True, True, True, True])
-    found = dual.estimate(broken, u, z, 2.0, mask=mask)
+    estimate = dual.estimate(broken, u, z, 2.0, mask=mask)
     kept = dual.estimate(templates[mask], u[mask], z, 2.0)
-    torch.testing.assert_close(found.mean, kept.mean)
-    assert found.weights[2] == 0
+    torch.testing.assert_close(estimate.mean, kept.mean)
+    assert estimate.weights[2] == 0
     rows = torch.stack([mask, torch.zeros(7, dtype=torch.bool)])
     leaf = z.clone().requires_grad_()
     both = dual.estimate(templates, u, leaf, 2.0, mask=rows)
@@ -428,3 +430,12 @@ def test_bad_input(change, error, words):
     }
     with pytest.raises(error, match=words):
         dual.estimate(**{**operands, **change})
+
+
+def test_shapes_that_do_not_fit_are_named():
+    templates = torch.randn(3, 6, 3)
+    with pytest.raises(ValueError, match=r"do not broadcast.*reliability \(2,\)"):
+        dual.estimate(templates, None, torch.randn(3), torch.ones(2))
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        dual.estimate(templates, None, torch.randn(3), 1.0, mask=mask)

@@ -18,6 +18,7 @@ from fenchel.dual.transport import (
     transport_first_order,
     true_preference,
 )
+from tests.dual.problems import space
 
 DOUBLE = torch.float64
 # By name: `fenchel.dual.transport` is also the function.
@@ -57,8 +58,8 @@ def sinkhorn(p, u, cost, gamma, steps=20_000):
 
 
 def assert_optimal(e, evidence, reliability, tolerance=1e-10):
-    wanted = e.prior_mean + evidence - e.multiplier / reliability
-    assert (e.mean - wanted).abs().max() <= tolerance * (1 + wanted.abs().max())
+    expected = e.prior_mean + evidence - e.multiplier / reliability
+    assert (e.mean - expected).abs().max() <= tolerance * (1 + expected.abs().max())
     assert (e.weights.sum(-1) - 1).abs().max() <= 1e-12
     assert (e.status == Status.OK).all()
 
@@ -117,9 +118,9 @@ def test_brute_force_over_plans_finds_the_same(seed):
         (gradient,) = torch.autograd.grad(value, free)
         return value.item(), gradient.numpy().ravel()
 
-    found = minimize(objective, numpy.zeros(20), jac=True, method="BFGS", options={"gtol": 1e-9})
-    weights = (torch.tensor(found.x.reshape(5, 4)).softmax(0) * u).sum(1)
-    assert abs(found.fun - float(e.objective)) <= 1e-11
+    solution = minimize(objective, numpy.zeros(20), jac=True, method="BFGS", options={"gtol": 1e-9})
+    weights = (torch.tensor(solution.x.reshape(5, 4)).softmax(0) * u).sum(1)
+    assert abs(solution.fun - float(e.objective)) <= 1e-11
     torch.testing.assert_close(e.weights, weights, rtol=0, atol=1e-7)
 
 
@@ -193,19 +194,21 @@ def test_little_evidence_keeps_its_digits(size):
     spread = templates.mT @ (plan.sum(1, keepdim=True) * templates)
     spread = spread - means.mT @ (u.unsqueeze(1) * means)
     eye = torch.eye(3, dtype=DOUBLE)
-    wanted = torch.linalg.solve(eye / 2.0 + spread / 0.5, size * evidence)
-    assert (e.multiplier - wanted).norm() <= (10 * size + 1e-14 / size) * wanted.norm()
+    expected = torch.linalg.solve(eye / 2.0 + spread / 0.5, size * evidence)
+    assert (e.multiplier - expected).norm() <= (10 * size + 1e-14 / size) * expected.norm()
 
 
 @pytest.mark.parametrize("constant", [1e3, 1e12])
 def test_a_constant_of_the_cost_costs_no_digits(constant):
     templates, preference, cost, evidence = draw()
     cost = (cost * 16).round() / 16  # so that the sum is exact
-    wanted = transport(templates, preference, cost, evidence, 2.0, 0.25)
-    found = transport(templates, preference, cost + constant, evidence, 2.0, 0.25)
-    assert torch.equal(found.weights, wanted.weights)
-    torch.testing.assert_close(found.objective, wanted.objective + constant, rtol=1e-15, atol=1e-12)
-    assert found.gap == wanted.gap
+    expected = transport(templates, preference, cost, evidence, 2.0, 0.25)
+    solution = transport(templates, preference, cost + constant, evidence, 2.0, 0.25)
+    assert torch.equal(solution.weights, expected.weights)
+    torch.testing.assert_close(
+        solution.objective, expected.objective + constant, rtol=1e-15, atol=1e-12
+    )
+    assert solution.gap == expected.gap
 
 
 # ---- limits and orders
@@ -216,9 +219,9 @@ def exact_transport(p, u, cost):
     rows = numpy.kron(numpy.eye(n), numpy.ones((1, columns)))
     sums = numpy.kron(numpy.ones((1, n)), numpy.eye(columns))
     marginals = numpy.concatenate([p.numpy(), u.numpy()])
-    found = linprog(cost.numpy().ravel(), A_eq=numpy.vstack([rows, sums]), b_eq=marginals)
-    assert found.status == 0
-    return found.fun
+    solution = linprog(cost.numpy().ravel(), A_eq=numpy.vstack([rows, sums]), b_eq=marginals)
+    assert solution.status == 0
+    return solution.fun
 
 
 @pytest.mark.parametrize("gamma", [1e-1, 1e-2, 1e-3])
@@ -250,13 +253,13 @@ def test_the_true_preference_tends_to_the_preference():
 def test_the_true_preference_minimises_transport():
     templates, preference, cost, _ = draw(5)
     u = preference / preference.sum()
-    found = true_preference(templates, u, cost, 0.5)
-    torch.testing.assert_close(found.weights.sum(), u.sum())  # D-E37 as printed sums to more
-    torch.testing.assert_close(found.mean, found.weights @ templates)
-    least = sinkhorn(found.weights, u, cost, 0.5)
+    actual = true_preference(templates, u, cost, 0.5)
+    torch.testing.assert_close(actual.weights.sum(), u.sum())  # D-E37 as printed sums to more
+    torch.testing.assert_close(actual.mean, actual.weights @ templates)
+    least = sinkhorn(actual.weights, u, cost, 0.5)
     g = torch.Generator().manual_seed(1)
     for _ in range(5):
-        other = found.weights * torch.rand(5, generator=g, dtype=DOUBLE).add(0.5)
+        other = actual.weights * torch.rand(5, generator=g, dtype=DOUBLE).add(0.5)
         assert sinkhorn(other / other.sum(), u, cost, 0.5) > least + 1e-6
 
 
@@ -330,13 +333,13 @@ def test_groups_share_evenly():
     templates[:, 0] = group.double()
     evidence = torch.tensor([0.8, 0.0, 0.0], dtype=DOUBLE)
     preference = torch.tensor([0.5, 0.0, 0.0, 0.2, 0.1, 0.2], dtype=DOUBLE)
-    wanted = torch.tensor([0.5 / 3] * 3 + [0.15] * 2 + [0.2], dtype=DOUBLE)
+    expected = torch.tensor([0.5 / 3] * 3 + [0.15] * 2 + [0.2], dtype=DOUBLE)
     e = transport_first_order(templates, preference, cost, evidence, 1.0, 0.5)
-    torch.testing.assert_close(e.weights, wanted, rtol=0, atol=1e-15)
+    torch.testing.assert_close(e.weights, expected, rtol=0, atol=1e-15)
     used = transport_first_order(
         templates, preference[[0, 3, 4, 5]], cost[:, [0, 3, 4, 5]], evidence, 1.0, 0.5
     )
-    torch.testing.assert_close(used.weights, wanted, rtol=0, atol=1e-15)
+    torch.testing.assert_close(used.weights, expected, rtol=0, atol=1e-15)
     exact = transport(templates, preference, cost, evidence, 3.0, 0.5)
     assert_optimal(exact, evidence, 3.0)
     for k, mass in enumerate([0.5, 0.3, 0.2]):  # nothing leaves its group
@@ -359,8 +362,8 @@ def test_the_dot_product_cost_needs_no_matrix(masked):
             torch.testing.assert_close(getattr(one, name), shifted, rtol=0, atol=1e-10)
         assert (one.gap - two.gap).abs().max() <= 1e-12
     weights = true_preference(templates, preference, None, gamma, mask=mask).weights
-    wanted = true_preference(templates, preference, cost, gamma, mask=mask).weights
-    torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-13)
+    expected = true_preference(templates, preference, cost, gamma, mask=mask).weights
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("some", [1, 40])
@@ -387,13 +390,13 @@ def test_the_dot_product_cost_is_an_average_of_attentions(dtype, off):
     query = reliability[:, None, None] * evidence.unsqueeze(1) + templates  # (row, j, d)
     weights = (query @ templates.mT / gamma[:, None, None]).softmax(-1)
     u = preference / preference.sum()
-    wanted = (u @ weights) @ templates
+    expected = (u @ weights) @ templates
     problem = (templates.to(dtype), preference.to(dtype), evidence.to(dtype), reliability, gamma)
-    found = dot_product_transport(*problem)
-    assert found.dtype == dtype
-    assert (found - wanted).abs().max() <= off
+    mean = dot_product_transport(*problem)
+    assert mean.dtype == dtype
+    assert (mean - expected).abs().max() <= off
     first = transport_first_order(*problem[:2], None, *problem[2:])
-    assert (first.mean - wanted).abs().max() <= off
+    assert (first.mean - expected).abs().max() <= off
 
 
 def test_examples_run():
@@ -401,3 +404,15 @@ def test_examples_run():
         result = doctest.testmod(MODULES[name], extraglobs={"torch": torch})
         assert result.attempted > 0
         assert result.failed == 0
+
+
+def test_a_constant_of_a_column_moves_the_objective_alone():
+    """By its preference times it, as the text of `transport` says."""
+    templates, u, z = space()
+    cost = torch.cdist(templates, templates)
+    more = torch.zeros(6, dtype=DOUBLE)
+    more[2] = 5.0
+    one, two = (transport(templates, u, c, z, 1.0, 0.5) for c in (cost, cost + more))
+    torch.testing.assert_close(one.weights, two.weights, rtol=1e-12, atol=1e-14)
+    share = u[2] / u.sum()
+    assert float(two.objective - one.objective) == pytest.approx(float(5 * share), rel=1e-12)

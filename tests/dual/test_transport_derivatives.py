@@ -78,10 +78,10 @@ def test_where_costs_are_infinite_and_templates_masked():
 
     inputs = [x.requires_grad_() for x in (templates, preference, cost, evidence)]
     twice(function, [*inputs, gamma])
-    found = torch.autograd.grad(function(*inputs, gamma)[2].sum(), [*inputs, gamma])
-    assert all(x.isfinite().all() for x in found)
-    assert (found[0][3] == 0).all()
-    assert (found[2][~allowed] == 0).all()
+    gradients = torch.autograd.grad(function(*inputs, gamma)[2].sum(), [*inputs, gamma])
+    assert all(x.isfinite().all() for x in gradients)
+    assert (gradients[0][3] == 0).all()
+    assert (gradients[2][~allowed] == 0).all()
 
 
 def test_no_preference_is_a_derivative_too():
@@ -95,10 +95,10 @@ def test_no_preference_is_a_derivative_too():
 
     u = preference.clone().requires_grad_()
     e = transport(templates, u, cost, evidence, 2.0, 0.5)
-    (found,) = torch.autograd.grad(e.mean[0], u)
+    (gradient,) = torch.autograd.grad(e.mean[0], u)
     step = 1e-6
-    wanted = (4 * mean(step) - mean(2 * step) - 3 * mean(0.0))[0] / (2 * step)
-    torch.testing.assert_close(found[1], wanted, rtol=1e-6, atol=1e-8)
+    expected = (4 * mean(step) - mean(2 * step) - 3 * mean(0.0))[0] / (2 * step)
+    torch.testing.assert_close(gradient[1], expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["cost", "dot product"])
@@ -109,10 +109,10 @@ def test_transforms_agree(given):
     def mean(t, z):
         return transport(t, preference, chosen, z, 2.0, 0.5).mean
 
-    wanted = torch.autograd.functional.jacobian(lambda z: mean(templates, z), evidence)
+    expected = torch.autograd.functional.jacobian(lambda z: mean(templates, z), evidence)
     for transform in (torch.func.jacrev, torch.func.jacfwd):
-        found = transform(mean, argnums=1)(templates, evidence)
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+        actual = transform(mean, argnums=1)(templates, evidence)
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     second = torch.func.hessian(lambda z: mean(templates, z).sum())(evidence)
     plain = torch.autograd.functional.hessian(lambda z: mean(templates, z).sum(), evidence)
     torch.testing.assert_close(second, plain, rtol=1e-9, atol=1e-11)
@@ -122,8 +122,8 @@ def test_transforms_agree(given):
         loop = [
             mean(*(x[i] if a == 0 else x for x, a in zip(each, axes, strict=True))) for i in (0, 1)
         ]
-        found = torch.func.vmap(mean, axes)(*each)
-        torch.testing.assert_close(found, torch.stack(loop), rtol=1e-12, atol=1e-12)
+        actual = torch.func.vmap(mean, axes)(*each)
+        torch.testing.assert_close(actual, torch.stack(loop), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["cost", "dot product"])

@@ -16,6 +16,7 @@ from fenchel.dual.transport import (
     true_preference,
 )
 from tests import needs
+from tests.dual.problems import space
 from tests.dual.test_transport import DOUBLE, MODULES, draw
 
 NUMBERS = ("multiplier", "weights", "mean", "objective", "dual_value", "prior_mean")
@@ -59,8 +60,8 @@ def test_rows_are_independent_whatever_they_share(function, dot):
     if dot:
         problem = (templates, preference, evidence, reliability, gamma)
         mean = dot_product_transport(*problem, mask=mask)
-        wanted = transport_first_order(*problem[:2], None, *problem[2:], mask=mask).mean
-        torch.testing.assert_close(mean, wanted, rtol=0, atol=1e-13)
+        expected = transport_first_order(*problem[:2], None, *problem[2:], mask=mask).mean
+        torch.testing.assert_close(mean, expected, rtol=0, atol=1e-13)
 
 
 def test_a_cost_for_all_rows_is_not_copied_for_each(monkeypatch):
@@ -82,14 +83,14 @@ def test_a_mask_is_as_if_the_templates_were_not_there(columns):
     templates, preference, cost, evidence = draw(6, columns)
     mask = torch.tensor([True, False, True, True, False, True])
     kept = mask if columns == 6 else slice(None)  # then the columns are not the templates
-    wanted = transport(templates[mask], preference[kept], cost[mask][:, kept], evidence, 3.0, 0.4)
+    expected = transport(templates[mask], preference[kept], cost[mask][:, kept], evidence, 3.0, 0.4)
     templates[1], cost[4] = math.nan, math.nan
     if columns == 6:
         cost[:, 1] = math.nan
     e = transport(templates, preference, cost, evidence, 3.0, 0.4, mask=mask)
     assert (e.weights[~mask] == 0).all()
-    torch.testing.assert_close(e.weights[mask], wanted.weights, rtol=0, atol=1e-12)
-    torch.testing.assert_close(e.objective, wanted.objective, rtol=1e-12, atol=0)
+    torch.testing.assert_close(e.weights[mask], expected.weights, rtol=0, atol=1e-12)
+    torch.testing.assert_close(e.objective, expected.objective, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("dot", [False, True], ids=["cost", "dot product"])
@@ -140,10 +141,10 @@ def test_low_precision_is_rounded_once(dtype):
 def test_a_dead_column_without_preference_is_no_matter():
     templates, preference, cost, evidence = draw(5)
     keep = [0, 1, 3, 4]
-    wanted = transport(templates, preference[keep], cost[:, keep], evidence, 2.0, 0.5)
+    expected = transport(templates, preference[keep], cost[:, keep], evidence, 2.0, 0.5)
     preference[2], cost[:, 2] = 0, math.inf
     e = transport(templates, preference, cost, evidence, 2.0, 0.5)
-    assert_same(e, wanted)
+    assert_same(e, expected)
 
 
 @needs.unless(Path("/proc/self/status").exists(), "no /proc/self/status", "the memory of transport")
@@ -213,10 +214,10 @@ def test_wrong_values_are_refused(function, change, message):
 def test_values_take_part_in_the_precision():
     templates, evidence = torch.randn(5, 3), torch.randn(3)
     values = torch.randn(5, 2, dtype=DOUBLE)
-    found = dot_product_transport(templates, None, evidence, 1.0, 1.0, values=values)
+    mean = dot_product_transport(templates, None, evidence, 1.0, 1.0, values=values)
     wide = (x.double() for x in (templates, evidence))
-    wanted = dot_product_transport(next(wide), None, next(wide), 1.0, 1.0, values=values)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    expected = dot_product_transport(next(wide), None, next(wide), 1.0, 1.0, values=values)
+    torch.testing.assert_close(mean, expected, rtol=0, atol=0)
     with pytest.raises(TypeError, match="values must be a tensor"):
         dot_product_transport(templates, None, evidence, 1.0, 1.0, values=values.tolist())
 
@@ -239,3 +240,14 @@ def test_wrong_types_are_refused():
         dot_product_transport(
             templates, None, evidence.expand(2, 3), 1.0, 1.0, values=torch.randn(2, 4, 2)
         )
+
+
+def test_what_rounding_leaves_below_zero_is_a_cost():
+    templates, u, z = space()
+    cost = torch.cdist(templates, templates).square()
+    expected = transport(templates, u, cost, z, 1.0, 0.5)
+    low = cost - 1e-7 * cost.max() * torch.eye(6, dtype=DOUBLE)
+    solution = transport(templates, u, low, z, 1.0, 0.5)
+    torch.testing.assert_close(solution.weights, expected.weights, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"cost must be >= 0.*subtract the least"):
+        transport(templates, u, cost - 1e-3 * cost.max(), z, 1.0, 0.5)

@@ -31,9 +31,9 @@ def test_it_is_the_regulariser_in_use(family, monkeypatch):
     fixed = logits(hf.convert(tiny(family), fl.Tsallis(1.3)), **batch)
     assert hf.convert(model, each) is model
     with calls_of(monkeypatch) as seen:
-        found = logits(model, **batch)
+        actual = logits(model, **batch)
     assert len(seen) == ATTENTIONS[family] == len(alphas(model))
-    assert (found - fixed).abs().max() <= 1e-5  # alpha is computed in float32
+    assert (actual - fixed).abs().max() <= 1e-5  # alpha is computed in float32
     with torch.no_grad():
         for raw in alphas(model).values():
             raw.fill_(20.0)  # sparsemax
@@ -69,14 +69,14 @@ def test_the_gradient_is_that_of_finite_differences():
 
 
 def test_with_gradient_checkpointing():
-    found = []
+    actual = []
     for recompute in (False, True):
         model = hf.convert(tiny("llama"), each).train()
         if recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         backward(model, "llama")
-        found.append(torch.stack([raw.grad for raw in alphas(model).values()]))
-    assert (found[0] - found[1]).abs().max() <= 1e-6 * found[0].abs().max()
+        actual.append(torch.stack([raw.grad for raw in alphas(model).values()]))
+    assert (actual[0] - actual[1]).abs().max() <= 1e-6 * actual[0].abs().max()
 
 
 def test_one_module_is_shared_by_all_layers():
@@ -149,17 +149,20 @@ def test_misuse():
     assert "fenchel:held" not in hf.names()
 
 
-def test_replace_sdpa_around_gradient_checkpointing():
-    """What the model computes again is computed in the block too."""
-    found = []
-    for around in (False, True):
-        model = tiny("llama", "sdpa" if around else "fenchel:entmax15").train()
-        if around:
+def test_gradient_checkpointing():
+    """A converted model computes the same again; a block around the model is refused."""
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny("llama", "fenchel:entmax15").train()
+        if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-            with fl.replace_sdpa(fl.Tsallis(1.5)):
-                loss = model(**inputs("llama")).logits.square().mean()
-        else:
-            loss = model(**inputs("llama")).logits.square().mean()
-        loss.backward()
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    assert (found[0] - found[1]).abs().max() <= 1e-12 * found[0].abs().max()
+        model(**inputs("llama")).logits.square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert (gradients[0] - gradients[1]).abs().max() <= 1e-12 * gradients[0].abs().max()
+    model = tiny("llama", "sdpa").train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with (
+        fl.replace_sdpa(fl.Tsallis(1.5)),
+        pytest.raises(RuntimeError, match=r"fenchel\.hf\.convert"),
+    ):
+        model(**inputs("llama"))

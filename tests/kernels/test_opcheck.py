@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import fenchel.dual  # noqa: F401 - registers two operators
 from fenchel._kernels import attention, average, continuous, rows
 from fenchel._kernels.budget import budget_threshold
 from fenchel._kernels.norm import norm_threshold
@@ -34,12 +35,12 @@ def attention_arguments():
     return {**operands, "mass": None, "seed": None, **numbers, **rest}
 
 
-def attention_backward(*wanted):
+def attention_backward(*expected):
     arguments = attention_arguments()
     output, *saved = attention.tsallis_attention(**arguments, save=True)
     names = ("offset", "support_size", "saved_key", "saved_distance")
     kept = dict(zip(names, saved, strict=True))
-    return {"gradient": torch.ones_like(output), **arguments, **kept, "wanted": list(wanted)}
+    return {"gradient": torch.ones_like(output), **arguments, **kept, "output_mask": list(expected)}
 
 
 def averages():
@@ -100,6 +101,19 @@ NATIVE = [
     (continuous.paraboloid_expectation, lambda: pairs(False)),
     (continuous.mixture_iterations, mixtures),
 ]
+
+
+def estimation(n=4, d=2, rows=3):
+    preference = normal(1, rows, n).log_softmax(-1)
+    return (normal(1, n, d), preference, normal(1, rows, d), torch.ones(1, rows, 1, dtype=F64))
+
+
+def transportation(n=4, d=2, rows=3):
+    templates, log_preference, target, strength = estimation(n, d, rows)
+    logits, shifts = -normal(1, 1, n, n).abs(), torch.zeros(1, 1, 1, d, dtype=F64)
+    return (templates, log_preference.exp(), logits, shifts, target, strength)
+
+
 EVERYWHERE = torch.ones(3, 4, 5, dtype=torch.bool)
 TORCH = [
     (tsallis_offset, lambda: (normal(3, 5), None, column(0.1, 0.5, 1.0), column(1, 1, 2))),
@@ -113,6 +127,9 @@ TORCH = [
     ),
     (components, lambda: (EVERYWHERE.unsqueeze(-2), False)),
     (components, lambda: (torch.zeros(3, 2, 4, 5, dtype=torch.bool), True)),
+    (torch.ops.fenchel.dual_minimise.default, lambda: (*estimation(), 1e-12, 50)),
+    (torch.ops.fenchel.transport_maximise.default, lambda: (*transportation(), 1e-12, 50)),
+    (torch.ops.fenchel.transport_maximise.default, lambda: (*transportation(2, 5), 1e-12, 50)),
 ]
 TRAINS = ("query", "key", "value", "share", "bias", "scores")  # where the operator differentiates
 DIFFERENTIABLE = {"tsallis_attention", "row_weights", "average_attention"}

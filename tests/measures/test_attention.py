@@ -37,9 +37,9 @@ def test_attention_over_a_table(name, repeated):  # definition 8, proposition 9
     if repeated:
         keys = keys[[0, 1, 1, 3, 3, 3]]
     A = AttentionKernel(potential, Lookup.table(keys, values))
-    found = (Empirical(queries) @ A(Empirical(keys))).points
-    wanted = torch.softmax(potential.log(queries, keys), -1) @ values
-    assert close(found, wanted, 1e-12)
+    points = (Empirical(queries) @ A(Empirical(keys))).points
+    expected = torch.softmax(potential.log(queries, keys), -1) @ values
+    assert close(points, expected, 1e-12)
 
 
 @pytest.mark.parametrize("name", list(POTENTIALS))
@@ -55,8 +55,8 @@ def test_self_attention_with_weights_and_batches(name):
 def test_it_is_torchs_attention():
     q, k, v = normal(2, 5, 4), normal(2, 7, 4, seed=1), normal(2, 7, 3, seed=2)
     A = AttentionKernel(ScaledDot(), Lookup.table(k, v))
-    found = (Empirical(q) @ A(Empirical(k))).points
-    assert close(found, scaled_dot_product_attention(q, k, v), 1e-14)
+    points = (Empirical(q) @ A(Empirical(k))).points
+    assert close(points, scaled_dot_product_attention(q, k, v), 1e-14)
 
 
 def test_a_kernel_at_queries_is_a_dirac_each():
@@ -70,8 +70,8 @@ def test_a_stochastic_lookup_is_averaged_too():
     points, matrix = normal(4, 2), shares(4, 4)
     A = AttentionKernel(Dot(), Lookup.stochastic(points, matrix))
     mu = Empirical(points)
-    wanted = torch.softmax(points @ points.mT, -1) @ matrix @ points
-    assert close((mu @ A(mu)).points, wanted, 1e-14)
+    expected = torch.softmax(points @ points.mT, -1) @ matrix @ points
+    assert close((mu @ A(mu)).points, expected, 1e-14)
 
 
 def heads(count=3, d=6, size=2):
@@ -88,14 +88,14 @@ def test_many_heads_are_concatenation_and_projection():  # proposition 12
     bias = normal(6, seed=77)
     mu = measure(5, 6)
     each = torch.cat([(mu @ head(mu)).points for head in kernels], -1)  # (5, 6)
-    wanted = each @ torch.cat(outputs, 1).mT
-    found = mu @ MultiHeadKernel(kernels, outputs)(mu)
-    assert close(found.points, wanted, 1e-12)
+    expected = each @ torch.cat(outputs, 1).mT
+    actual = mu @ MultiHeadKernel(kernels, outputs)(mu)
+    assert close(actual.points, expected, 1e-12)
     with_bias = mu @ MultiHeadKernel(kernels, outputs, bias)(mu)
-    assert close(with_bias.points, wanted + bias, 1e-12)
+    assert close(with_bias.points, expected + bias, 1e-12)
     by_functions = [lambda z, w=w: z @ w.mT for w in outputs]
     again = mu @ MultiHeadKernel(kernels, by_functions, bias)(mu)
-    assert close(again.points, wanted + bias, 1e-12)
+    assert close(again.points, expected + bias, 1e-12)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -107,8 +107,8 @@ def test_torchs_multihead_attention(bias):
         torch.nn.init.normal_(module.out_proj.bias)
     x = normal(2, 5, 8)
     mu = Empirical(x)
-    found = mu @ MultiHeadKernel.from_module(module)(mu)
-    assert close(found.points, module(x, x, x, need_weights=False)[0], 1e-12)
+    actual = mu @ MultiHeadKernel.from_module(module)(mu)
+    assert close(actual.points, module(x, x, x, need_weights=False)[0], 1e-12)
 
 
 def test_derivatives_flow_through_a_step():

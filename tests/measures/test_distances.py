@@ -49,14 +49,14 @@ def program(mu: Cloud, nu: Cloud, cost: Tensor) -> float:
     rows = np.kron(np.eye(n), np.ones((1, m)))
     columns = np.kron(np.ones((1, n)), np.eye(m))
     margins = np.concatenate([mu.weights, nu.weights])
-    found = optimize.linprog(
+    solution = optimize.linprog(
         cost.flatten().numpy(),
         A_eq=np.concatenate([rows, columns]),
         b_eq=margins,
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
-    assert found.status == 0
-    return float(found.fun)
+    assert solution.status == 0
+    return float(solution.fun)
 
 
 # ---- values
@@ -68,32 +68,34 @@ def program(mu: Cloud, nu: Cloud, cost: Tensor) -> float:
 def test_value_is_that_of_the_linear_program_and_of_pot(norm, even, n, m, d):
     mu, nu = cloud(n, d, seed=1, even=even), cloud(m, d, seed=2, even=even)
     cost = costs(mu, nu, norm)
-    found = wasserstein1(mu, nu, norm)
-    assert found.shape == ()
-    assert abs(found.item() - program(mu, nu, cost)) < 1e-10
-    assert abs(found.item() - ot.emd2(*(x.numpy() for x in (mu.weights, nu.weights, cost)))) < 1e-10
+    distance = wasserstein1(mu, nu, norm)
+    assert distance.shape == ()
+    assert abs(distance.item() - program(mu, nu, cost)) < 1e-10
+    assert (
+        abs(distance.item() - ot.emd2(*(x.numpy() for x in (mu.weights, nu.weights, cost)))) < 1e-10
+    )
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("even", [False, True])
 def test_plan_and_potentials_prove_each_other(norm, even):
     mu, nu = cloud(3, 12, 4, seed=3, even=even), cloud(12 if even else 15, 4, seed=4, even=even)
-    found = transport_plan(mu, nu, norm)
-    f, g = found.potentials
-    assert (found.plan >= 0).all()
-    torch.testing.assert_close(found.plan.sum(-1), mu.weights, rtol=0, atol=1e-14)
-    torch.testing.assert_close(found.plan.sum(-2), nu.weights.expand(3, -1), rtol=0, atol=1e-14)
+    plan = transport_plan(mu, nu, norm)
+    f, g = plan.potentials
+    assert (plan.plan >= 0).all()
+    torch.testing.assert_close(plan.plan.sum(-1), mu.weights, rtol=0, atol=1e-14)
+    torch.testing.assert_close(plan.plan.sum(-2), nu.weights.expand(3, -1), rtol=0, atol=1e-14)
     assert (f.unsqueeze(-1) + g.unsqueeze(-2) - costs(mu, nu, norm)).max() < 1e-13
-    assert found.gap.abs().max() < 1e-13
+    assert plan.gap.abs().max() < 1e-13
     torch.testing.assert_close((f * mu.weights).sum(-1), (g * nu.weights).sum(-1))
-    torch.testing.assert_close(found.primal, wasserstein1(mu, nu, norm), rtol=0, atol=1e-13)
+    torch.testing.assert_close(plan.primal, wasserstein1(mu, nu, norm), rtol=0, atol=1e-13)
 
 
 def test_a_wrong_plan_shows_in_the_gap():
     mu, nu = cloud(6, 2, seed=5), cloud(6, 2, seed=6)
-    found = transport_plan(mu, nu)
+    plan = transport_plan(mu, nu)
     independent = mu.weights.unsqueeze(-1) * nu.weights
-    wrong = found._replace(primal=(independent * costs(mu, nu, 1)).sum())
+    wrong = plan._replace(primal=(independent * costs(mu, nu, 1)).sum())
     assert wrong.gap > 0.05
 
 
@@ -120,13 +122,13 @@ def test_the_line_agrees_with_the_general_solver():
 @pytest.mark.parametrize("d", [1, 2])
 def test_leading_axes_broadcast(d, even):
     mu, nu = cloud(3, 1, 5, d, seed=9, even=even), cloud(2, 5, d, seed=10, even=even)
-    found = wasserstein1(mu, nu, 2)
-    assert found.shape == (3, 2)
+    distance = wasserstein1(mu, nu, 2)
+    assert distance.shape == (3, 2)
     for i, j in itertools.product(range(3), range(2)):
         one = wasserstein1(
             Cloud(mu.points[i, 0], mu.weights[i, 0]), Cloud(nu.points[j], nu.weights[j]), 2
         )
-        torch.testing.assert_close(found[i, j], one, rtol=0, atol=1e-14)
+        torch.testing.assert_close(distance[i, j], one, rtol=0, atol=1e-14)
     shared = Cloud(mu.points[0, 0], nu.weights)  # points (5, d) under weights (2, 5)
     assert wasserstein1(shared, shared).tolist() == [0.0, 0.0]
     assert wasserstein1(shared, Cloud(mu.points[1, 0], nu.weights)).shape == (2,)
@@ -162,16 +164,16 @@ def test_a_measure_is_at_no_distance_from_itself(d, even):
 @pytest.mark.parametrize("d", [1, 2])
 def test_atoms_without_weight_and_repeated_ones_change_nothing(d):
     mu, nu = cloud(5, d, seed=14), cloud(4, d, seed=15)
-    wanted = wasserstein1(mu, nu)
+    expected = wasserstein1(mu, nu)
     far = torch.full((1, d), 1e9, dtype=torch.float64)
     padded = Cloud(torch.cat([far, mu.points]), torch.cat([torch.zeros(1), mu.weights]).double())
     twice = Cloud(torch.cat([nu.points, nu.points]), torch.cat([nu.weights, nu.weights]) / 2)
     for left, right in ((padded, nu), (mu, twice), (padded, twice)):
-        torch.testing.assert_close(wasserstein1(left, right), wanted, rtol=0, atol=1e-14)
-        found = transport_plan(left, right)
-        f, g = found.potentials
+        torch.testing.assert_close(wasserstein1(left, right), expected, rtol=0, atol=1e-14)
+        plan = transport_plan(left, right)
+        f, g = plan.potentials
         assert ((f.unsqueeze(-1) + g - costs(left, right, 1)) / costs(left, right, 1)).max() < 1e-12
-        assert found.gap.abs() < 1e-12
+        assert plan.gap.abs() < 1e-12
 
 
 def test_single_atoms_are_as_far_as_their_points():
@@ -190,12 +192,12 @@ def test_scale_of_the_points_does_not_matter(scale):
 @pytest.mark.parametrize("d", [1, 2])
 def test_float32_is_computed_in_float64(d):
     mu, nu = cloud(40, d, seed=18, dtype=torch.float32), cloud(30, d, seed=19, dtype=torch.float32)
-    found = wasserstein1(mu, nu)
-    assert found.dtype == torch.float32
+    distance = wasserstein1(mu, nu)
+    assert distance.dtype == torch.float32
     wide = [
         Cloud(c.points.double(), c.weights.double() / c.weights.double().sum()) for c in (mu, nu)
     ]
-    assert found == wasserstein1(*wide).float()
+    assert distance == wasserstein1(*wide).float()
 
 
 # ---- derivatives
@@ -221,8 +223,8 @@ def test_derivative_in_the_points(norm, even, n, m, d):
         x = points.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(function(x), x)
         directions = torch.eye(points.numel(), dtype=torch.float64).reshape(-1, *points.shape)
-        wanted = slopes(function, points, directions)
-        torch.testing.assert_close(gradient.flatten(), wanted, rtol=0, atol=1e-8)
+        expected = slopes(function, points, directions)
+        torch.testing.assert_close(gradient.flatten(), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("norm", [1, 2, math.inf])
@@ -236,8 +238,8 @@ def test_derivative_in_the_weights_along_directions_that_keep_the_mass(norm, d):
         lambda a: wasserstein1(nu, Cloud(mu.points, a), norm),
     ):
         (gradient,) = torch.autograd.grad(function(weights), weights)
-        wanted = slopes(function, mu.weights, directions)
-        torch.testing.assert_close(directions @ gradient, wanted, rtol=0, atol=1e-8)
+        expected = slopes(function, mu.weights, directions)
+        torch.testing.assert_close(directions @ gradient, expected, rtol=0, atol=1e-8)
         assert abs(gradient @ mu.weights) < 1e-14  # more mass everywhere changes nothing
 
 
@@ -361,24 +363,24 @@ def test_bounds_hold_after_any_number_of_steps(steps, regularization):
     mu.weights.div_(mu.weights.sum(-1, keepdim=True))
     for norm in (1, 2):
         exact = wasserstein1(mu, nu, norm)
-        found = entropic_wasserstein1(
+        distance = entropic_wasserstein1(
             mu, nu, norm, regularization=regularization, max_steps=steps, tolerance=0.0
         )
-        assert found.steps == steps
-        assert (found.lower <= exact + 1e-13).all()
-        assert (exact <= found.upper + 1e-13).all()
-        torch.testing.assert_close(found.error, found.upper - found.lower)
+        assert distance.steps == steps
+        assert (distance.lower <= exact + 1e-13).all()
+        assert (exact <= distance.upper + 1e-13).all()
+        torch.testing.assert_close(distance.error, distance.upper - distance.lower)
 
 
 def test_bounds_close_in():
     mu, nu = cloud(4, 30, 3, seed=34), cloud(25, 3, seed=35)
-    found = entropic_wasserstein1(mu, nu, regularization=1e-3, max_steps=5000, tolerance=1e-3)
-    assert found.steps < 5000
-    assert (found.error <= 1e-3 * found.upper).all()
-    assert (found.error > 0).all()
+    distance = entropic_wasserstein1(mu, nu, regularization=1e-3, max_steps=5000, tolerance=1e-3)
+    assert distance.steps < 5000
+    assert (distance.error <= 1e-3 * distance.upper).all()
+    assert (distance.error > 0).all()
     loose = entropic_wasserstein1(mu, nu, tolerance=0.1)
-    assert loose.steps < found.steps
-    assert (loose.regularization >= found.regularization).all()
+    assert loose.steps < distance.steps
+    assert (loose.regularization >= distance.regularization).all()
 
 
 def test_bounds_of_float32_are_not_rounded():
@@ -388,8 +390,8 @@ def test_bounds_of_float32_are_not_rounded():
 
 def test_bounds_of_points_that_coincide_are_zero():
     mu = Cloud(torch.ones(3, 2), torch.full((3,), 1 / 3))
-    found = entropic_wasserstein1(mu, mu)
-    assert found.lower == found.upper == 0
+    distance = entropic_wasserstein1(mu, mu)
+    assert distance.lower == distance.upper == 0
 
 
 @pytest.mark.parametrize(
@@ -404,8 +406,8 @@ def test_options_out_of_range_are_refused(options):
 def test_bounds_say_whether_they_came_near_enough():
     near, far = cloud(2, 40, 2, seed=38), cloud(2, 40, 2, seed=39)
     far = Cloud(far.points + torch.tensor([0.0, 9.0]).reshape(2, 1, 1), far.weights)
-    found = entropic_wasserstein1(near, far, max_steps=40)
-    assert found.converged.tolist() == [False, True]
-    assert torch.equal(found.converged, found.error <= 0.01 * found.upper)
-    assert found.steps == 40
+    distance = entropic_wasserstein1(near, far, max_steps=40)
+    assert distance.converged.tolist() == [False, True]
+    assert torch.equal(distance.converged, distance.error <= 0.01 * distance.upper)
+    assert distance.steps == 40
     assert entropic_wasserstein1(near, far, tolerance=0.5).converged.all()

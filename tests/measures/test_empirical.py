@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fenchel.measures import Dirac, Empirical, Gaussian, mixture
+from fenchel.measures import Dirac, Empirical, GaussianMeasure, mixture
 
 from .draws import F64, close, measure, normal, shares
 
@@ -73,7 +73,7 @@ def test_convolution_adds_means_and_covariances():  # definition 13, lemma 36
 def test_convolution_with_a_dirac_and_a_gaussian_is_a_translation():
     spread = torch.eye(2, dtype=F64)
     point = normal(2)
-    moved = Dirac(point).convolve(Gaussian(torch.ones(2, dtype=F64), spread))
+    moved = Dirac(point).convolve(GaussianMeasure(torch.ones(2, dtype=F64), spread))
     assert close(moved.mean, point + 1, 1e-15)
     assert close(moved.covariance, spread, 0.0)
 
@@ -116,8 +116,8 @@ def test_divergence_is_differentiable_where_weights_vanish():
 
 def test_divergence_takes_batches():
     points, p, q = normal(2, 4, 2), shares(2, 4, seed=1), shares(4, seed=2)
-    found = Empirical(points, p).kl(Empirical(points, q))
-    assert close(found, (p * (p / q).log()).sum(-1), 1e-15)
+    divergence = Empirical(points, p).kl(Empirical(points, q))
+    assert close(divergence, (p * (p / q).log()).sum(-1), 1e-15)
 
 
 def test_merging_joins_equal_points_in_order():
@@ -125,8 +125,8 @@ def test_merging_joins_equal_points_in_order():
     weights = torch.tensor([[0.1, 0.2, 0.3, 0.15, 0.25], [0.2, 0.2, 0.2, 0.2, 0.2]], dtype=F64)
     joined = Empirical(x, weights).merged()
     assert joined.points.flatten().tolist() == [2.0, 0.0, 1.0]
-    wanted = torch.tensor([[0.4, 0.45, 0.15], [0.4, 0.4, 0.2]], dtype=F64)
-    assert close(joined.weights, wanted, 1e-16)
+    expected = torch.tensor([[0.4, 0.45, 0.15], [0.4, 0.4, 0.2]], dtype=F64)
+    assert close(joined.weights, expected, 1e-16)
     assert close(measure().merged().points, measure().points, 0.0)  # nothing to join
 
 
@@ -144,8 +144,8 @@ def test_mixtures_are_linear():
     def function(x):
         return x.cos().sum(-1)
 
-    wanted = sum(w * m.expectation(function) for w, m in zip(shares_, parts, strict=True))
-    assert close(mixed.expectation(function), wanted, 1e-15)
+    expected = sum(w * m.expectation(function) for w, m in zip(shares_, parts, strict=True))
+    assert close(mixed.expectation(function), expected, 1e-15)
     assert close(mixed.weights.sum(), torch.tensor(1.0, dtype=F64), 1e-15)
     even = mixture(parts)
     assert close(even.mean, sum(m.mean for m in parts) / 3, 1e-15)

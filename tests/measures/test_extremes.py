@@ -9,7 +9,7 @@ import torch
 from fenchel import measures as fm
 from fenchel.measures import (
     Empirical,
-    Gaussian,
+    GaussianMeasure,
     entropic_wasserstein1,
     transport_plan,
     wasserstein1,
@@ -39,8 +39,8 @@ def test_the_distance_scales_with_the_points(p, scale):
     if p > 300:
         cost = np.abs(LEFT.numpy()[:, None] - RIGHT.numpy()[None]).max(-1)
     true = min(cost[0, 0] + cost[1, 1], cost[0, 1] + cost[1, 0]) / 2
-    found = wasserstein1(Empirical(LEFT * scale), Empirical(RIGHT * scale), norm=p)
-    assert float(found) / scale == pytest.approx(true, rel=1e-12)
+    distance = wasserstein1(Empirical(LEFT * scale), Empirical(RIGHT * scale), norm=p)
+    assert float(distance) / scale == pytest.approx(true, rel=1e-12)
 
 
 def test_distinct_measures_are_apart():
@@ -98,8 +98,8 @@ def test_no_measures_at_all(d, weighted):
     for p in (1, 2, 3):
         assert wasserstein1(mu, nu, norm=p).shape == (0,)
         assert transport_plan(mu, nu, norm=p).plan.shape == (0, 3, 2)
-        found = entropic_wasserstein1(mu, nu, norm=p)
-        assert found.upper.shape == found.lower.shape == (0,)
+        distance = entropic_wasserstein1(mu, nu, norm=p)
+        assert distance.upper.shape == distance.lower.shape == (0,)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 20, 200])
@@ -109,22 +109,22 @@ def test_bounds_with_masses_near_zero(steps):
         0.49093912415444557, 5.4096542493891334e-20, 4.196880048995005e-06, 0.5090566789655054
     )
     nu = Empirical.of_masses(points([1.6e-6], [7.5e-7], [1.6e-6], [1.6e-6]), masses)
-    found = entropic_wasserstein1(mu, nu, max_steps=steps)
+    distance = entropic_wasserstein1(mu, nu, max_steps=steps)
     true = float(wasserstein1(mu, nu))
-    assert float(found.lower) <= true * (1 + 1e-9) + 1e-40
-    assert true * (1 - 1e-9) <= float(found.upper) < 1.6e-6
+    assert float(distance.lower) <= true * (1 + 1e-9) + 1e-40
+    assert true * (1 - 1e-9) <= float(distance.upper) < 1.6e-6
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 def test_bounds_of_any_size(scale):
     mu, nu = Empirical(LEFT * scale), Empirical(RIGHT * scale)
     for regularization in (1e-300, 2e-3, 1e300):
-        found = entropic_wasserstein1(
+        distance = entropic_wasserstein1(
             mu, nu, regularization=regularization, max_steps=200, tolerance=0
         )
         true = float(wasserstein1(mu, nu)) / scale
-        assert float(found.lower) / scale <= true + 1e-12
-        assert float(found.upper) / scale >= true - 1e-12
+        assert float(distance.lower) / scale <= true + 1e-12
+        assert float(distance.upper) / scale >= true - 1e-12
 
 
 # ---- kernels
@@ -177,8 +177,8 @@ def test_messages():
     with pytest.raises(ValueError, match=r"there must be a feature, got \(4, 0\)"):
         fm.maximum_entropy(mu, torch.zeros(4, 0, dtype=D), torch.zeros(0, dtype=D))
     with pytest.raises(ValueError, match=r"a Gaussian needs a dimension, got a mean \(0,\)"):
-        Gaussian(torch.zeros(0), torch.zeros(0, 0))
-    for measure in (mu, Gaussian(torch.zeros(2), torch.eye(2))):
+        GaussianMeasure(torch.zeros(0), torch.zeros(0, 0))
+    for measure in (mu, GaussianMeasure(torch.zeros(2), torch.eye(2))):
         with pytest.raises(ValueError, match=r"offset must be \(\.\.\., d\), got the number"):
             measure.translate(torch.tensor(1.0))
         with pytest.raises(ValueError, match="offset lives in dimension 3, the measure in 2"):

@@ -6,7 +6,7 @@ import torch
 from fenchel.measures import (
     Affine,
     Deterministic,
-    Gaussian,
+    GaussianMeasure,
     Gaussians,
     Lookup,
     MomentProjection,
@@ -18,7 +18,7 @@ from .draws import F64, close, generator, normal
 
 def draw(d=2, seed=0, batch=()):
     root = normal(*batch, d, d, seed=seed)
-    return Gaussian(normal(*batch, d, seed=seed + 1), root @ root.mT)
+    return GaussianMeasure(normal(*batch, d, seed=seed + 1), root @ root.mT)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -31,7 +31,7 @@ def test_quadrature_has_the_moments(d):
 
 
 def test_quadrature_is_exact_up_to_its_degree_and_no_further():
-    standard = Gaussian(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
+    standard = GaussianMeasure(torch.zeros(1, dtype=F64), torch.eye(1, dtype=F64))
 
     def moment(degree, order):
         return float(standard.expectation(lambda x: x[..., 0] ** degree, order=order))
@@ -44,9 +44,9 @@ def test_quadrature_is_exact_up_to_its_degree_and_no_further():
 def test_expectation_of_an_exponential():
     g = draw(2, batch=(3,))
     u = normal(2, seed=5) / 4
-    wanted = (g.mean @ u + 0.5 * (g.covariance @ u) @ u).exp()
-    found = g.expectation(lambda x: (x @ u).exp(), order=30)
-    assert close(found, wanted, 1e-11)
+    expected = (g.mean @ u + 0.5 * (g.covariance @ u) @ u).exp()
+    expectation = g.expectation(lambda x: (x @ u).exp(), order=30)
+    assert close(expectation, expected, 1e-11)
     assert g.expectation(lambda x: x, order=3).shape == (3, 2)
 
 
@@ -103,7 +103,7 @@ def test_convolution_adds():  # Vuckovic et al., 2020, definition 13
 
 def test_a_covariance_of_zero_is_a_dirac():
     point = normal(2)
-    g = Gaussian(point, torch.zeros(2, 2, dtype=F64))
+    g = GaussianMeasure(point, torch.zeros(2, 2, dtype=F64))
     assert close(g.expectation(torch.sin), point.sin(), 1e-13)
     assert close(g.sample(3, generator(0)).points, point.expand(3, 2), 0.0)
 
@@ -120,7 +120,7 @@ def test_samples_follow_their_generator():
 
 def test_derivatives_of_an_expectation():
     def function(mean, root):
-        g = Gaussian(mean, root @ root.mT + torch.eye(2, dtype=F64))
+        g = GaussianMeasure(mean, root @ root.mT + torch.eye(2, dtype=F64))
         return g.expectation(lambda x: (x.sin() * x.flip(-1)).sum(-1), order=8)
 
     leaves = (normal(2).requires_grad_(), normal(2, 2, seed=1).requires_grad_())
@@ -130,5 +130,5 @@ def test_derivatives_of_an_expectation():
 def test_the_density_is_that_of_the_continuous_room():
     g = draw(2)
     x = normal(2, seed=8)
-    wanted = torch.distributions.MultivariateNormal(g.mean, g.covariance).log_prob(x)
-    assert close(g.density.log_prob(x), wanted, 1e-12)
+    expected = torch.distributions.MultivariateNormal(g.mean, g.covariance).log_prob(x)
+    assert close(g.density.log_prob(x), expected, 1e-12)

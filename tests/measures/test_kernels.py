@@ -11,9 +11,9 @@ from fenchel.measures import (
     FeedForward,
     GaussianPotential,
     Kernel,
+    KernelMixture,
     LayerNorm,
     Lookup,
-    Mixture,
     Residual,
     ScaledDot,
     Softmatch,
@@ -40,7 +40,7 @@ def zoo(d=3):
         "shared": Softmatch(Dot())(measure(4, d, seed=11)),
         "split": Split(0.5),
         "dirac": Deterministic(normal(d, d, seed=12) / 2),
-        "mixed": Mixture([Split(0.3), Deterministic(torch.tanh)], [0.4, 0.6]),
+        "mixed": KernelMixture([Split(0.3), Deterministic(torch.tanh)], [0.4, 0.6]),
         "residual": Residual(Softmatch(GaussianPotential())(measure(2, d, seed=13))),
     }
 
@@ -96,11 +96,11 @@ def test_a_kernel_is_the_loop_over_its_points(name):
 def test_batches_are_many_at_once(first, second):
     K = zoo()[first] @ zoo()[second]
     mu = measure(5, 3, seed=20, batch=(2, 4))
-    found = (mu @ K).expectation(torch.sin)
+    expectation = (mu @ K).expectation(torch.sin)
     for i in range(2):
         for j in range(4):
             one = Empirical(mu.points[i, j], mu.weights[i, j]) @ K
-            assert close(found[i, j], one.expectation(torch.sin), 1e-14)
+            assert close(expectation[i, j], one.expectation(torch.sin), 1e-14)
 
 
 def test_a_kernel_may_have_batch_axes_of_its_own():
@@ -109,16 +109,15 @@ def test_a_kernel_may_have_batch_axes_of_its_own():
     K = Softmatch(Dot())(nu)
     L = Softmatch(GaussianPotential())(measure(5, 3, seed=2, batch=(5,)))
     mu = measure(5, 3, seed=3)
-    found = (mu @ K @ L).mean
+    mean = (mu @ K @ L).mean
     again = (mu @ (K @ L)).mean
     split = (mu @ (Split(0.5) @ L)).mean
-    assert found.shape == (5, 3)
+    assert mean.shape == (5, 3)
     for b in range(5):
         k = Softmatch(Dot())(Empirical(nu.points[b], nu.weights[b]))
-        own = L.nu
-        one = Softmatch(GaussianPotential())(Empirical(own.points[b], own.weights[b]))
-        assert close(found[b], (mu @ k @ one).mean, 1e-14)
-        assert close(again[b], found[b], 1e-14)
+        one = Softmatch(GaussianPotential())(Empirical(L.nu.points[b], L.nu.weights[b]))
+        assert close(mean[b], (mu @ k @ one).mean, 1e-14)
+        assert close(again[b], mean[b], 1e-14)
         assert close(split[b], (mu @ Split(0.5) @ one).mean, 1e-14)
 
 
@@ -138,16 +137,16 @@ def test_a_shared_support_stays_shared():
 def test_points_without_mass_and_of_a_shared_batch():
     points, weights = normal(4, 2), shares(3, 4)
     K = Split(0.5)
-    found = (Empirical(points, weights) @ K).mean  # three measures on the same points
+    mean = (Empirical(points, weights) @ K).mean  # three measures on the same points
     each = torch.stack([(Empirical(points, w) @ K).mean for w in weights])
-    assert close(found, each, 1e-15)
+    assert close(mean, each, 1e-15)
 
 
 def test_boltzmann_gibbs_reweights():  # definition 3
     nu = measure(6, 2)
     g1, g2 = normal(6, seed=5), normal(6, seed=6)
-    wanted = nu.weights * g1.exp() / (nu.weights * g1.exp()).sum()
-    assert close(boltzmann_gibbs(g1, nu).weights, wanted, 1e-15)
+    expected = nu.weights * g1.exp() / (nu.weights * g1.exp()).sum()
+    assert close(boltzmann_gibbs(g1, nu).weights, expected, 1e-15)
     twice = boltzmann_gibbs(g1, boltzmann_gibbs(g2, nu))
     assert close(twice.weights, boltzmann_gibbs(g1 + g2, nu).weights, 1e-15)
     by_function = boltzmann_gibbs(lambda x: x[..., 0], nu)
@@ -158,9 +157,9 @@ def test_boltzmann_gibbs_is_the_rule_of_bayes():  # remark 11
     grid = torch.linspace(-3, 3, 61, dtype=F64)
     prior = torch.softmax(-grid.square(), 0)
     likelihood = -(0.7 - grid).square() / (2 * 0.3**2)
-    wanted = prior * likelihood.exp() / (prior * likelihood.exp()).sum()
-    found = boltzmann_gibbs(likelihood, Empirical(grid.unsqueeze(-1), prior))
-    assert close(found.weights, wanted, 1e-15)
+    expected = prior * likelihood.exp() / (prior * likelihood.exp()).sum()
+    posterior = boltzmann_gibbs(likelihood, Empirical(grid.unsqueeze(-1), prior))
+    assert close(posterior.weights, expected, 1e-15)
 
 
 def test_large_scores_do_not_overflow():
@@ -202,10 +201,12 @@ def test_residual_is_the_law_of_the_sum():
 def test_mixture_is_linear():
     a, b = Split(0.5), Softmatch(Dot())(measure(4, 3, seed=3))
     x = normal(5, 3)
-    mixed = Mixture([a, b], torch.tensor([0.3, 0.7], dtype=F64))
-    wanted = 0.3 * (a @ torch.sin)(x) + 0.7 * (b @ torch.sin)(x)
-    assert close((mixed @ torch.sin)(x), wanted, 1e-15)
-    assert close((Mixture([a, b]) @ torch.sin)(x), ((a @ torch.sin)(x) + (b @ torch.sin)(x)) / 2)
+    mixed = KernelMixture([a, b], torch.tensor([0.3, 0.7], dtype=F64))
+    expected = 0.3 * (a @ torch.sin)(x) + 0.7 * (b @ torch.sin)(x)
+    assert close((mixed @ torch.sin)(x), expected, 1e-15)
+    assert close(
+        (KernelMixture([a, b]) @ torch.sin)(x), ((a @ torch.sin)(x) + (b @ torch.sin)(x)) / 2
+    )
 
 
 def test_modules_of_tokens():

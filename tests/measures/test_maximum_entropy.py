@@ -22,14 +22,14 @@ def powers(x):
     return torch.cat([x, x.square()], -1)
 
 
-def assert_solved(found, nu, values, moments, tolerance=1e-12):
+def assert_solved(actual, nu, values, moments, tolerance=1e-12):
     """The moments are met, and the measure is an exponential tilt of nu by the multiplier."""
-    assert found.status == OK
+    assert actual.status == OK
     scale = values.abs().max()
-    assert ((found.measure.weights @ values - moments).abs() <= tolerance * scale).all()
-    tilt = torch.softmax(nu.weights.log() + values @ found.multiplier, -1)
-    assert close(found.measure.weights, tilt, 1e-9)
-    assert close(found.divergence, found.measure.kl(nu), 1e-9)
+    assert ((actual.measure.weights @ values - moments).abs() <= tolerance * scale).all()
+    tilt = torch.softmax(nu.weights.log() + values @ actual.multiplier, -1)
+    assert close(actual.measure.weights, tilt, 1e-9)
+    assert close(actual.divergence, actual.measure.kl(nu), 1e-9)
 
 
 def test_random_problems():
@@ -45,14 +45,14 @@ def test_random_problems():
 def test_the_checker_can_fail():
     nu, values = measure(6, 2), normal(6, 2, seed=3)
     moments = shares(6, seed=4) @ values
-    found = maximum_entropy(nu, values, moments)
-    assert_solved(found, nu, values, moments)
-    moved = found.measure.weights + 1e-6 * (normal(6) - normal(6).mean())
+    solution = maximum_entropy(nu, values, moments)
+    assert_solved(solution, nu, values, moments)
+    moved = solution.measure.weights + 1e-6 * (normal(6) - normal(6).mean())
     for wrong in (
-        found._replace(measure=Empirical._made(nu.points, moved)),
-        found._replace(multiplier=found.multiplier + 1e-6),
-        found._replace(divergence=found.divergence + 1e-6),
-        found._replace(status=torch.tensor(MAX_STEPS)),
+        solution._replace(measure=Empirical._unchecked(nu.points, moved)),
+        solution._replace(multiplier=solution.multiplier + 1e-6),
+        solution._replace(divergence=solution.divergence + 1e-6),
+        solution._replace(status=torch.tensor(MAX_STEPS)),
     ):
         with pytest.raises(AssertionError):
             assert_solved(wrong, nu, values, moments)
@@ -82,10 +82,10 @@ def test_the_boundary_of_two_points():
     """Against theorem 14: the multiplier is log(f / (1 - f)), and for f = 0 there is none."""
     nu = Empirical(torch.tensor([[0.0], [1.0]], dtype=F64))
     for f in (0.5, 0.1, 1e-3, 1e-6, 1e-9, 1e-12):
-        found = maximum_entropy(nu, identity, torch.tensor([f], dtype=F64))
-        assert found.status == OK
-        assert float(found.multiplier) == pytest.approx(math.log(f / (1 - f)), abs=1e-12)
-        assert float(found.measure.weights[1]) == pytest.approx(f, rel=1e-12)
+        solution = maximum_entropy(nu, identity, torch.tensor([f], dtype=F64))
+        assert solution.status == OK
+        assert float(solution.multiplier) == pytest.approx(math.log(f / (1 - f)), abs=1e-12)
+        assert float(solution.measure.weights[1]) == pytest.approx(f, rel=1e-12)
     limit = maximum_entropy(nu, identity, torch.zeros(1, dtype=F64))
     assert limit.status == MAX_STEPS
     assert limit.multiplier < -100
@@ -109,10 +109,10 @@ def test_faces_and_corners(turn):
     ]  # fmt: skip
     points = SQUARE @ form[turn]
     moments = torch.tensor([m for m, _ in cases], dtype=F64) @ form[turn]
-    found = maximum_entropy(Empirical(points), identity, moments)
-    assert found.status.tolist() == [status for _, status in cases]
-    assert (found.residual[:3] < 1e-12).all()
-    apart = found.multiplier[6:]  # separating directions, each a proof
+    solution = maximum_entropy(Empirical(points), identity, moments)
+    assert solution.status.tolist() == [status for _, status in cases]
+    assert (solution.residual[:3] < 1e-12).all()
+    apart = solution.multiplier[6:]  # separating directions, each a proof
     assert ((apart * moments[6:]).sum(-1, keepdim=True) > apart @ points.mT).all()
 
 
@@ -122,16 +122,16 @@ def test_the_hull_is_that_of_a_linear_program():
     for seed in range(40):
         values = normal(9, 3, seed=seed)
         moments = 0.8 * normal(3, seed=100 + seed)
-        found = maximum_entropy(Empirical(normal(9, 1)), values, moments)
+        solution = maximum_entropy(Empirical(normal(9, 1)), values, moments)
         equal = torch.cat([values, torch.ones(9, 1, dtype=F64)], -1).mT
         right = torch.cat([moments, torch.ones(1, dtype=F64)])
         inside = (
             linprog([0.0] * 9, A_eq=equal.numpy(), b_eq=right.numpy(), bounds=(0, None)).status == 0
         )
-        assert found.status == (OK if inside else INFEASIBLE)
+        assert solution.status == (OK if inside else INFEASIBLE)
         seen.add(inside)
         if not inside:
-            assert (values @ found.multiplier < moments @ found.multiplier).all()
+            assert (values @ solution.multiplier < moments @ solution.multiplier).all()
     assert seen == {True, False}
 
 
@@ -139,10 +139,10 @@ def test_features_that_depend_on_each_other():
     nu = measure(6, 2)
     values = torch.cat([nu.points, nu.points.sum(-1, keepdim=True), torch.ones(6, 1)], -1)
     p = shares(6, seed=4)
-    found = maximum_entropy(nu, values, p @ values)
+    solution = maximum_entropy(nu, values, p @ values)
     plain = maximum_entropy(nu, identity, p @ nu.points)
-    assert found.status == OK
-    assert close(found.measure.weights, plain.measure.weights, 1e-13)
+    assert solution.status == OK
+    assert close(solution.measure.weights, plain.measure.weights, 1e-13)
     off = p @ values + torch.tensor([0.0, 0.0, 1e-6, 0.0], dtype=F64)
     lost = maximum_entropy(nu, values, off)
     assert lost.status == INFEASIBLE
@@ -153,9 +153,9 @@ def test_features_that_depend_on_each_other():
 def test_more_features_than_points():
     nu, values = measure(3, 1), normal(3, 8)
     p = shares(3, seed=5)
-    found = maximum_entropy(nu, values, p @ values)
-    assert found.status == OK
-    assert close(found.measure.weights, p, 1e-12)  # a simplex: the moments say all
+    solution = maximum_entropy(nu, values, p @ values)
+    assert solution.status == OK
+    assert close(solution.measure.weights, p, 1e-12)  # a simplex: the moments say all
 
 
 def test_points_without_mass_stay_without():
@@ -163,17 +163,17 @@ def test_points_without_mass_stay_without():
     nu = Empirical(points, torch.tensor([0.5, 0.25, 0.0, 0.25, 0.0], dtype=F64))
     few = Empirical(points[[0, 1, 3]], torch.tensor([0.5, 0.25, 0.25], dtype=F64))
     moments = torch.tensor([0.3, 0.3, 0.4], dtype=F64) @ points[[0, 1, 3]]
-    found, wanted = (maximum_entropy(m, identity, moments) for m in (nu, few))
-    assert found.status == OK
-    assert close(found.measure.weights[[0, 1, 3]], wanted.measure.weights, 1e-14)
-    assert found.measure.weights[[2, 4]].tolist() == [0.0, 0.0]
+    actual, expected = (maximum_entropy(m, identity, moments) for m in (nu, few))
+    assert actual.status == OK
+    assert close(actual.measure.weights[[0, 1, 3]], expected.measure.weights, 1e-14)
+    assert actual.measure.weights[[2, 4]].tolist() == [0.0, 0.0]
 
 
 def test_weights_over_many_decades():
     nu = Empirical(torch.tensor([[0.0], [1.0]], dtype=F64), torch.tensor([1.0, 1e-25], dtype=F64))
-    found = maximum_entropy(nu, identity, torch.tensor([0.5], dtype=F64))
-    assert found.status == OK
-    assert float(found.multiplier) == pytest.approx(25 * math.log(10), rel=1e-14)
+    solution = maximum_entropy(nu, identity, torch.tensor([0.5], dtype=F64))
+    assert solution.status == OK
+    assert float(solution.multiplier) == pytest.approx(25 * math.log(10), rel=1e-14)
 
 
 # The first five once ended early: overshoot into a corner, and rounding taken for a dimension.
@@ -192,42 +192,42 @@ def test_hard_numbers(seed):
     base = 10 ** (-12 * uniform(n)) if seed % 2 else torch.ones(n, dtype=F64)
     p = uniform(n) ** (1 + 6 * torch.rand((), generator=g)) + 1e-9
     moments = p / p.sum() @ values
-    found = maximum_entropy(Empirical.of_masses(normal(n, 1), base), values, moments)
-    assert found.status == OK
-    assert found.steps < 40
+    solution = maximum_entropy(Empirical.of_masses(normal(n, 1), base), values, moments)
+    assert solution.status == OK
+    assert solution.steps < 40
     spread = (values - values.mean(0)).abs().amax(0)
     # moments carry the rounding of features far from zero
-    assert found.residual <= 1e-14 * (1 + (values.mean(0) / spread).abs().max())
+    assert solution.residual <= 1e-14 * (1 + (values.mean(0) / spread).abs().max())
 
 
 def test_batches_are_many_at_once():
     nu = measure(6, 1, batch=(3,))
     moments = 0.2 * normal(2, 3, 1, seed=9)  # (2, 3): three measures, two rows of moments
-    found = maximum_entropy(nu, identity, moments)
-    assert found.status.shape == (2, 3)
+    solution = maximum_entropy(nu, identity, moments)
+    assert solution.status.shape == (2, 3)
     for i in range(2):
         for j in range(3):
             one = Empirical(nu.points[j], nu.weights[j])
             single = maximum_entropy(one, identity, moments[i, j])
-            assert single.status == found.status[i, j]
-            assert close(single.measure.weights, found.measure.weights[i, j], 1e-13)
+            assert single.status == solution.status[i, j]
+            assert close(single.measure.weights, solution.measure.weights[i, j], 1e-13)
 
 
 def test_a_fine_grid_takes_few_steps():
     grid = torch.linspace(0, 1, 1001, dtype=F64).unsqueeze(-1)
     for mean in (0.5, 0.9, 0.999, 0.9999):
-        found = maximum_entropy(Empirical(grid), identity, torch.tensor([mean], dtype=F64))
-        assert found.status == OK
-        assert found.steps < 30
-        assert found.residual < 1e-13
+        solution = maximum_entropy(Empirical(grid), identity, torch.tensor([mean], dtype=F64))
+        assert solution.status == OK
+        assert solution.steps < 30
+        assert solution.residual < 1e-13
 
 
 def test_single_precision():
     nu = Empirical(torch.linspace(-1, 1, 9).unsqueeze(-1))
-    found = maximum_entropy(nu, powers, torch.tensor([0.1, 0.2]))
-    assert found.status == OK
-    assert found.measure.weights.dtype == found.multiplier.dtype == torch.float32
-    assert found.residual < 1e-6
+    solution = maximum_entropy(nu, powers, torch.tensor([0.1, 0.2]))
+    assert solution.status == OK
+    assert solution.measure.weights.dtype == solution.multiplier.dtype == torch.float32
+    assert solution.residual < 1e-6
 
 
 def test_derivatives():
@@ -235,9 +235,9 @@ def test_derivatives():
     points, base, p = normal(5, 2), shares(5), shares(5, seed=3)
 
     def solution(moments, values, masses):
-        found = maximum_entropy(Empirical.of_masses(points, masses), values, moments)
-        assert found.status == OK
-        return found.measure.weights, found.multiplier, found.divergence
+        actual = maximum_entropy(Empirical.of_masses(points, masses), values, moments)
+        assert actual.status == OK
+        return actual.measure.weights, actual.multiplier, actual.divergence
 
     values = normal(5, 2, seed=7)
     leaves = ((p @ values), values.clone(), base)
@@ -249,14 +249,14 @@ def test_derivatives():
 def test_a_row_that_fails_does_not_spoil_the_derivatives_of_others():
     nu = Empirical(torch.tensor([[0.0], [1.0]], dtype=F64))
     moments = torch.tensor([[0.3], [0.0], [-1.0]], dtype=F64, requires_grad=True)
-    found = maximum_entropy(nu, identity, moments)
-    found.multiplier[0].sum().backward()
+    solution = maximum_entropy(nu, identity, moments)
+    solution.multiplier[0].sum().backward()
     assert float(moments.grad[0]) == pytest.approx(1 / (0.3 * 0.7), rel=1e-12)
     assert moments.grad[1:].tolist() == [[0.0], [0.0]]
 
 
 def test_a_single_point_has_no_choice():
     nu = Empirical(torch.tensor([[2.0]], dtype=F64))
-    found = maximum_entropy(nu, identity, torch.tensor([[2.0], [2.1]], dtype=F64))
-    assert found.status.tolist() == [OK, INFEASIBLE]
-    assert found.divergence.isinf().tolist() == [False, True]
+    solution = maximum_entropy(nu, identity, torch.tensor([[2.0], [2.1]], dtype=F64))
+    assert solution.status.tolist() == [OK, INFEASIBLE]
+    assert solution.divergence.isinf().tolist() == [False, True]

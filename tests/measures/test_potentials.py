@@ -30,8 +30,8 @@ def test_they_are_what_they_say(maps):
 
 def test_any_function_will_do():
     x, y = normal(2, 4, 3), normal(5, 3, seed=1)
-    found = Potential(lambda s, t: -torch.cdist(s, t, p=1)).log(x, y)
-    assert close(found, -torch.cdist(x, y, p=1), 0.0)
+    log_potential = Potential(lambda s, t: -torch.cdist(s, t, p=1)).log(x, y)
+    assert close(log_potential, -torch.cdist(x, y, p=1), 0.0)
 
 
 def test_batches():

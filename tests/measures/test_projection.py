@@ -9,7 +9,7 @@ from fenchel.measures import (
     Diracs,
     Dot,
     Empirical,
-    Gaussian,
+    GaussianMeasure,
     Gaussians,
     GridFamily,
     MomentProjection,
@@ -43,7 +43,7 @@ def test_moments_are_kept_and_projecting_again_changes_nothing():  # definitions
         assert close(moments(pi(once)), moments(once), 1e-12)
     assert isinstance(MomentProjection()(mu), Empirical)
     assert MomentProjection()(mu).size == 1
-    assert isinstance(MomentProjection(family=Gaussians())(mu), Gaussian)
+    assert isinstance(MomentProjection(family=Gaussians())(mu), GaussianMeasure)
 
 
 def minimise(loss, start):
@@ -70,14 +70,14 @@ def test_the_projection_is_the_nearest_member(seed):  # proposition 16
     scaled = powers(GRID) / torch.tensor([1.0, 4.0], dtype=F64)
 
     def member(theta):
-        return Empirical._made(GRID, torch.softmax(scaled @ theta, 0))
+        return Empirical._unchecked(GRID, torch.softmax(scaled @ theta, 0))
 
     theta = minimise(lambda t: mu.kl(member(t)), torch.zeros(2, dtype=F64))
-    found = MomentProjection(powers, GridFamily(GRID))(mu)
-    assert close(found.weights, member(theta).weights, 1e-8)
+    projection = MomentProjection(powers, GridFamily(GRID))(mu)
+    assert close(projection.weights, member(theta).weights, 1e-8)
     away = member(theta + 1e-3)
-    assert not close(found.weights, away.weights, 1e-8)
-    assert mu.kl(away) > mu.kl(found)
+    assert not close(projection.weights, away.weights, 1e-8)
+    assert mu.kl(away) > mu.kl(projection)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 0.3, 0.1])
@@ -86,15 +86,15 @@ def test_narrow_gaussians_lead_to_the_mean(sigma):
     mu = Empirical(
         torch.tensor([[-1.0], [0.2], [2.0]], dtype=F64), torch.tensor([0.5, 0.3, 0.2], dtype=F64)
     )
-    rho = Gaussian(torch.zeros(1, dtype=F64), torch.full((1, 1), sigma**2, dtype=F64))
+    rho = GaussianMeasure(torch.zeros(1, dtype=F64), torch.full((1, 1), sigma**2, dtype=F64))
     smooth = mu.convolve(rho.quadrature(30))  # rho * mu, up to degree 59
 
     def cross_entropy(x):  # KL up to a term without x
-        near = Gaussian(x, rho.covariance).density
+        near = GaussianMeasure(x, rho.covariance).density
         return -smooth.expectation(near.log_prob)
 
-    found = minimise(cross_entropy, torch.zeros(1, dtype=F64))
-    assert close(found, MomentProjection()(mu).mean, 1e-8)
+    actual = minimise(cross_entropy, torch.zeros(1, dtype=F64))
+    assert close(actual, MomentProjection()(mu).mean, 1e-8)
 
 
 def test_of_a_kernel_it_takes_every_row():
@@ -118,13 +118,13 @@ def test_gaussian_kernels_compose_as_far_as_they_can():
     x = normal(4, 2, seed=1)
     a = normal(3, 2, seed=2)
     after = (Deterministic(torch.tanh) @ K @ Deterministic(a)).at(x)
-    wanted = K.at(x.tanh()).push(a)
-    assert close(after.mean, wanted.mean, 1e-14)
-    assert close(after.covariance, wanted.covariance, 1e-14)
+    expected = K.at(x.tanh()).push(a)
+    assert close(after.mean, expected.mean, 1e-14)
+    assert close(after.covariance, expected.covariance, 1e-14)
     value = (K @ (lambda y: y.square().sum(-1)))(x)
     moment = K.at(x).covariance.diagonal(dim1=-2, dim2=-1).sum(-1) + K.at(x).mean.square().sum(-1)
     assert close(value, moment, 1e-12)
-    with pytest.raises(TypeError, match=r"mixture of Gaussian measures.*MomentProjection\(\)"):
+    with pytest.raises(TypeError, match=r"mixture of GaussianMeasure.*MomentProjection\(\)"):
         Empirical(x) @ K
 
 
@@ -141,8 +141,8 @@ def test_moments_out_of_the_grids_reach_are_refused():
 def test_a_base_of_ones_own():
     base = torch.softmax(normal(41), 0)
     pi = MomentProjection(powers, GridFamily(GRID, base))
-    own = Empirical(GRID, base)
-    assert close(pi(own).weights, base, 1e-13)  # a member: theta = 0
+    member = Empirical(GRID, base)
+    assert close(pi(member).weights, base, 1e-13)  # a member: theta = 0
 
 
 def test_bad_projections():

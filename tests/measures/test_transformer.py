@@ -20,13 +20,13 @@ from .draws import F64, close, measure, normal
 
 def layer(norm_first=False, batch_first=True, activation="relu", bias=True, seed=0):
     torch.manual_seed(seed)
-    made = torch.nn.TransformerEncoderLayer(
+    actual = torch.nn.TransformerEncoderLayer(
         8, 4, 16, dropout=0.1, activation=activation, batch_first=batch_first,
         norm_first=norm_first, bias=bias, dtype=F64,
     )  # fmt: skip
-    for parameter in made.parameters():  # torch leaves biases at zero and norms at one
+    for parameter in actual.parameters():  # torch leaves biases at zero and norms at one
         torch.nn.init.normal_(parameter, std=0.5)
-    return made.eval()
+    return actual.eval()
 
 
 def test_the_layer_of_the_paper():
@@ -36,8 +36,8 @@ def test_the_layer_of_the_paper():
     mu = Empirical(x)
     T = TransformerKernel.from_layer(net, residual=False, norm=False)
     inner = net.self_attn(x, x, x, need_weights=False)[0]
-    wanted = net.linear2(torch.relu(net.linear1(inner)))
-    assert close((mu @ T(mu)).points, wanted, 1e-12)
+    expected = net.linear2(torch.relu(net.linear1(inner)))
+    assert close((mu @ T(mu)).points, expected, 1e-12)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -84,9 +84,9 @@ def test_parts_of_the_layer(residual, norm, norm_first):
             return step(normalise(y)) + (y if residual else 0)
         return normalise(step(y) + (y if residual else 0))
 
-    wanted = block(block(x, attend, first), feed, second)
-    found = mu @ TransformerKernel.from_layer(net, residual=residual, norm=norm)(mu)
-    assert close(found.points, wanted, 1e-12)
+    expected = block(block(x, attend, first), feed, second)
+    actual = mu @ TransformerKernel.from_layer(net, residual=residual, norm=norm)(mu)
+    assert close(actual.points, expected, 1e-12)
 
 
 def test_a_stack_is_torchs_encoder():
@@ -187,19 +187,19 @@ def test_another_error_of_a_map_stays_what_it_is():
 def test_short_representations():
     net = layer()
     T = TransformerKernel.from_layer(net)
-    wanted = "TransformerKernel(MultiHeadKernel(4 heads), Deterministic(TokenFeedForward), "
-    assert repr(T) == wanted + "residual=True, norms=after)"
+    expected = "TransformerKernel(MultiHeadKernel(4 heads), Deterministic(TokenFeedForward), "
+    assert repr(T) == expected + "residual=True, norms=after)"
     A = AttentionKernel(Dot(2.0, query=normal(3, 8)), normal(2, 8))
     assert (
         repr(A)
         == "AttentionKernel(Dot(temperature=2, query=Affine(8 -> 3)), Lookup(Affine(8 -> 2)))"
     )
     mu = Empirical(normal(5, 8))
-    for made in (
+    for actual in (
         A(mu),
         T(mu),
         T.attention(mu),
         Deterministic(torch.tanh) @ Deterministic(torch.sin),
     ):
-        assert " object at 0x" not in repr(made)
-        assert "_" not in repr(made)  # no private names
+        assert " object at 0x" not in repr(actual)
+        assert "_" not in repr(actual)  # no private names

@@ -35,8 +35,8 @@ def operands(layer, *, batched=True, queries=QUERIES, keys=KEYS, seed=1):
 def gradients(layer, inputs, output):
     """Of a function of the output that treats no two entries alike."""
     weight = torch.arange(output.numel(), dtype=output.dtype).cos().reshape(output.shape)
-    wanted = [*layer.parameters(), *inputs]
-    return torch.autograd.grad((output * weight).sum(), wanted, allow_unused=True)
+    expected = [*layer.parameters(), *inputs]
+    return torch.autograd.grad((output * weight).sum(), expected, allow_unused=True)
 
 
 def assert_equal(left, right, tolerance=1e-12):

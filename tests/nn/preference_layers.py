@@ -56,8 +56,8 @@ def both():
 
 def projected(layer, query, templates):
     """z, t without the scale, v: (batch, head, token, head_dim)"""
-    made = layer.evidence_proj(query), layer.template_proj(templates), layer.value_proj(templates)
-    return [x.reshape(*x.shape[:2], HEADS, -1).transpose(1, 2) for x in made]
+    actual = layer.evidence_proj(query), layer.template_proj(templates), layer.value_proj(templates)
+    return [x.reshape(*x.shape[:2], HEADS, -1).transpose(1, 2) for x in actual]
 
 
 def left(layer, heads):

@@ -34,11 +34,11 @@ def test_scores_are_matched_by_their_moments(regularizer, family, alpha):
     context, density = layer(features, scores)
     positions = fc.cell_centers(3, 4, dtype=torch.float64)
     options = {} if alpha is None else {"alpha": alpha}
-    wanted = fc.match_moments(scores.softmax(-1), positions, family, **options)
+    expected = fc.match_moments(scores.softmax(-1), positions, family, **options)
     assert type(density) is family
-    torch.testing.assert_close(density.scale, wanted.scale, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(density.scale, expected.scale, rtol=1e-12, atol=1e-14)
     values = fc.fit_values(features, positions, layer.basis, padding=True)
-    torch.testing.assert_close(context, values.expect(wanted), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(context, values.expect(expected), rtol=1e-10, atol=1e-12)
     again = layer(features, density).context
     torch.testing.assert_close(again, context, rtol=0, atol=0)
 
@@ -68,8 +68,8 @@ def test_a_line_and_its_mask():
     context, density = layer(dirty, scores, mask)
     assert context.isfinite().all()
     weights = torch.where(mask, scores, -torch.inf).softmax(-1)
-    wanted = fc.match_moments(weights, fc.cell_centers(10, dtype=torch.float64), fc.Paraboloid)
-    torch.testing.assert_close(density.mean, wanted.mean, rtol=1e-12, atol=1e-14)
+    expected = fc.match_moments(weights, fc.cell_centers(10, dtype=torch.float64), fc.Paraboloid)
+    torch.testing.assert_close(density.mean, expected.mean, rtol=1e-12, atol=1e-14)
     clean = torch.where(mask.unsqueeze(-1), features, 0.0)
     torch.testing.assert_close(layer(clean, density).context, context, rtol=1e-12, atol=1e-12)
 
@@ -100,12 +100,12 @@ def test_the_basis_moves_with_the_module():
 def test_copies_and_files():
     features, scores = _inputs(9, dtype=torch.float32)
     layer = fl.nn.ContinuousAttention2d((3, 3), functions=4, modes=2)
-    wanted = layer(features, scores).context
+    expected = layer(features, scores).context
     file = io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
     for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
-        torch.testing.assert_close(other(features, scores).context, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(other(features, scores).context, expected, rtol=0, atol=0)
     assert layer.state_dict() == {}
 
 
@@ -228,11 +228,11 @@ def _halves(kind, reference, *inputs):
     """The largest error in bfloat16 relative to the largest value, and that of rounding alone."""
     half = [x.bfloat16() for x in inputs]
     exact = copy.deepcopy(reference).double()(*(x.double() for x in half))
-    found = kind.bfloat16()(*half)
-    exact, found = (getattr(x, "context", x) for x in (exact, found))
-    assert found.dtype == torch.bfloat16
+    actual = kind.bfloat16()(*half)
+    exact, actual = (getattr(x, "context", x) for x in (exact, actual))
+    assert actual.dtype == torch.bfloat16
     rounded = (exact.bfloat16() - exact).abs().max()
-    return (found - exact).abs().max() / exact.abs().max(), rounded / exact.abs().max()
+    return (actual - exact).abs().max() / exact.abs().max(), rounded / exact.abs().max()
 
 
 @pytest.mark.parametrize("modes", [1, 2])
@@ -278,24 +278,24 @@ def test_wider_inputs_than_the_layer_are_refused(given):
 @pytest.mark.parametrize("start", ["made there", "moved there"])
 def test_back_from_the_meta_device(start):
     features, scores = _inputs(9, dtype=torch.float32)
-    wanted = fl.nn.ContinuousAttention2d((3, 3), fl.Tsallis(2.0), functions=4)
+    expected = fl.nn.ContinuousAttention2d((3, 3), fl.Tsallis(2.0), functions=4)
     with torch.device("meta" if start == "made there" else "cpu"):
         layer = fl.nn.ContinuousAttention2d((3, 3), fl.Tsallis(2.0), functions=4)
     layer = layer.to("meta")
     assert layer.basis.centers.is_meta
     layer = layer.to_empty(device="cpu")
-    assert torch.equal(layer(features, scores).context, wanted(features, scores).context)
+    assert torch.equal(layer(features, scores).context, expected(features, scores).context)
 
 
 def test_a_transformer_layer_back_from_the_meta_device():
-    wanted = fl.nn.ContinuousTransformerLayer(8, 2, functions=5)
+    expected = fl.nn.ContinuousTransformerLayer(8, 2, functions=5)
     with torch.device("meta"):
         layer = fl.nn.ContinuousTransformerLayer(8, 2, functions=5)
     assert layer.values.basis.centers.is_meta
     layer = layer.to_empty(device="cpu")
-    layer.load_state_dict(wanted.state_dict())
+    layer.load_state_dict(expected.state_dict())
     tokens = torch.randn(2, 20, 8)
-    assert torch.equal(layer(tokens), wanted(tokens))
+    assert torch.equal(layer(tokens), expected(tokens))
 
 
 def test_a_basis_without_values_cannot_come_back():
@@ -339,8 +339,8 @@ def test_what_is_set_later_counts(name, value):
     layer = fl.nn.ContinuousAttention2d((3, 3), functions=4).double()
     before = layer(features, scores).context
     setattr(layer, name, value)
-    wanted = fl.nn.ContinuousAttention2d((3, 3), functions=4, **{name: value}).double()
-    assert torch.equal(layer(features, scores).context, wanted(features, scores).context)
+    expected = fl.nn.ContinuousAttention2d((3, 3), functions=4, **{name: value}).double()
+    assert torch.equal(layer(features, scores).context, expected(features, scores).context)
     assert not torch.equal(layer(features, scores).context, before)
 
 
@@ -366,11 +366,11 @@ def test_scores_of_minus_infinity_are_a_mask(modes):
     dirty = torch.where(mask.unsqueeze(-1), features, torch.nan)
     infinite = torch.where(mask, scores, -torch.inf).requires_grad_()
     masked = layer(dirty, scores.requires_grad_(), mask)  # EM is the same code for both
-    found = layer(dirty, infinite)
-    assert torch.equal(found.context, masked.context)
-    assert torch.equal(found.density.mean, masked.density.mean)
-    assert torch.equal(found.context[2], torch.zeros(5, dtype=DOUBLE))
-    found.context.square().sum().backward()
+    output = layer(dirty, infinite)
+    assert torch.equal(output.context, masked.context)
+    assert torch.equal(output.density.mean, masked.density.mean)
+    assert torch.equal(output.context[2], torch.zeros(5, dtype=DOUBLE))
+    output.context.square().sum().backward()
     assert infinite.grad.isfinite().all()
     every = torch.func.vmap(lambda f, s: layer(f, s).context)(dirty, infinite.detach())
     torch.testing.assert_close(every, masked.context, rtol=1e-8, atol=1e-8)
@@ -416,9 +416,9 @@ def test_the_regression_leaves_masked_tokens_out():
     fit = fl.nn.ContinuousAttention1d(functions=6, padding=False).double()._fit((20,))
     mask = torch.arange(20) % 3 > 0
     alone = fc.ValueFit(fit.positions[mask], fit.basis, fit.ridge).operator
-    found = fit.masked(mask)
-    torch.testing.assert_close(found[mask], alone, rtol=1e-10, atol=1e-12)
-    assert (found[~mask] == 0).all()
+    actual = fit.masked(mask)
+    torch.testing.assert_close(actual[mask], alone, rtol=1e-10, atol=1e-12)
+    assert (actual[~mask] == 0).all()
     assert (fit.masked(torch.zeros(20, dtype=torch.bool)) == 0).all()
     torch.testing.assert_close(fit.masked(mask | ~mask), fit.operator, rtol=1e-12, atol=1e-14)
     layer = fl.nn.ContinuousTransformerLayer(4, 1, functions=4)
@@ -442,12 +442,12 @@ def test_as_many_iterations_of_em_as_asked_for():
     weights, positions = scores.softmax(-1), fl.continuous.cell_centers(6, 6)
     for iterations in (0, 3):
         layer = fl.nn.ContinuousAttention2d((6, 6), functions=4, modes=fl.nn.Modes(2, iterations))
-        found = layer.double().density(scores, (6, 6))
-        wanted = fl.continuous.fit_mixture(weights, positions, 2, iterations=iterations)
-        torch.testing.assert_close(found.components.mean, wanted.components.mean)
-        torch.testing.assert_close(found.mixing, wanted.mixing)
+        density = layer.double().density(scores, (6, 6))
+        expected = fl.continuous.fit_mixture(weights, positions, 2, iterations=iterations)
+        torch.testing.assert_close(density.components.mean, expected.components.mean)
+        torch.testing.assert_close(density.mixing, expected.mixing)
     longer = fl.nn.ContinuousAttention2d((6, 6), functions=4, modes=2).double()
-    assert not torch.allclose(longer.density(scores, (6, 6)).mixing, found.mixing)
+    assert not torch.allclose(longer.density(scores, (6, 6)).mixing, density.mixing)
 
 
 def test_scores_that_are_no_numbers_are_told_as_such():

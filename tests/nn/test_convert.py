@@ -67,7 +67,7 @@ CASES = {
 ignore_nested = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
 
-def made(build):
+def build_sharp(build):
     torch.manual_seed(0)
     model = build()
     with torch.no_grad():  # sharper scores: the regularisers then differ visibly
@@ -87,7 +87,7 @@ def run(model, call, mode):
 @pytest.mark.parametrize("mode", ["train", "eval", "no grad"])
 @pytest.mark.parametrize(("build", "call"), CASES.values(), ids=CASES)
 def test_shannon_changes_nothing(build, call, mode):
-    model = made(build)
+    model = build_sharp(build)
     expected = run(model, call, mode)
     assert fnn.convert(model, fl.Shannon()) is model
     assert_equal(run(model, call, mode), expected)
@@ -98,7 +98,7 @@ def test_shannon_changes_nothing(build, call, mode):
 @pytest.mark.parametrize(("build", "call"), CASES.values(), ids=CASES)
 def test_inference_uses_the_regularizer(build, call, mode):
     """The same numbers as in training, which has no fast path; other numbers than softmax."""
-    model = made(build)
+    model = build_sharp(build)
     softmax = run(model, call, mode)
     fnn.convert(model, fl.Tsallis(1.5))
     actual = run(model, call, mode)
@@ -114,7 +114,9 @@ def test_no_fused_operator_runs_after_conversion(monkeypatch):
         monkeypatch.setattr(
             torch, name, lambda *a, _f=original, _n=name: calls.append(_n) or _f(*a)
         )
-    model = torch.nn.ModuleList([made(encoder), made(lambda: encoder_layer(norm_first=True))])
+    model = torch.nn.ModuleList(
+        [build_sharp(encoder), build_sharp(lambda: encoder_layer(norm_first=True))]
+    )
     attention = torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, dtype=torch.float64)
     model.append(attention)
 
@@ -133,7 +135,7 @@ def test_no_fused_operator_runs_after_conversion(monkeypatch):
 
 @pytest.mark.parametrize("build", [encoder_layer, encoder, decoder, transformer])
 def test_parameters_stay_the_same_objects_under_the_same_names(build):
-    model = made(build)
+    model = build_sharp(build)
     before, keys = dict(model.named_parameters()), list(model.state_dict())
     fnn.convert(model, fl.Tsallis(1.5))
     after = dict(model.named_parameters())
@@ -143,7 +145,7 @@ def test_parameters_stay_the_same_objects_under_the_same_names(build):
 
 
 def test_an_optimizer_from_before_still_trains():
-    model = made(encoder)
+    model = build_sharp(encoder)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     fnn.convert(model, fl.Tsallis(1.5))
     before = [parameter.clone() for parameter in model.parameters()]
@@ -154,7 +156,7 @@ def test_an_optimizer_from_before_still_trains():
 
 
 def test_state_dicts_pass_between_converted_and_not():
-    plain, model = made(encoder), fnn.convert(encoder(), fl.Tsallis(1.5))
+    plain, model = build_sharp(encoder), fnn.convert(encoder(), fl.Tsallis(1.5))
     model.load_state_dict(plain.state_dict())
     expected = fnn.convert(copy.deepcopy(plain), fl.Tsallis(1.5))(tokens())
     assert_equal(model(tokens()), expected, 0.0)
@@ -162,7 +164,7 @@ def test_state_dicts_pass_between_converted_and_not():
 
 
 def test_tied_modules_hooks_and_references_survive():
-    model = made(encoder)
+    model = build_sharp(encoder)
     shared = model.layers[0].self_attn
     model.layers[1].self_attn = shared
     seen = []
@@ -179,14 +181,14 @@ def test_the_model_may_itself_be_the_attention():
     key, value = torch.randn(5, 8).double(), torch.randn(5, 10).double()
     expected = layer(tokens()[0], key, value)
     assert fnn.convert(layer, fl.Shannon()) is layer
-    for actual, wanted in zip(layer(tokens()[0], key, value), expected, strict=True):
-        assert_equal(actual, wanted)
+    for actual, reference in zip(layer(tokens()[0], key, value), expected, strict=True):
+        assert_equal(actual, reference)
 
 
 @ignore_nested
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_of_a_converted_model(make_copy):
-    model = fnn.convert(made(encoder), lambda layer: fnn.LearnedTsallis(layer.num_heads))
+    model = fnn.convert(build_sharp(encoder), lambda layer: fnn.LearnedTsallis(layer.num_heads))
     other = make_copy(model)
     call = CASES["encoder, padded"][1]
     expected = run(model, call, "no grad")
@@ -198,16 +200,16 @@ def test_copies_of_a_converted_model(make_copy):
 
 
 def test_converting_again_changes_the_regularizer():
-    model = fnn.convert(made(encoder), fl.Tsallis(1.5))
+    model = fnn.convert(build_sharp(encoder), fl.Tsallis(1.5))
     first = model(tokens())
     fnn.convert(model, fl.Tsallis(2.0))
-    fresh = fnn.convert(made(encoder), fl.Tsallis(2.0))
+    fresh = fnn.convert(build_sharp(encoder), fl.Tsallis(2.0))
     assert_equal(model(tokens()), fresh(tokens()), 0.0)
     assert (model(tokens()) - first).abs().max() > 1e-3
 
 
 def test_one_object_is_shared_and_a_function_makes_one_for_each():
-    model = fnn.convert(made(encoder), fnn.LearnedTsallis(HEADS))
+    model = fnn.convert(build_sharp(encoder), fnn.LearnedTsallis(HEADS))
     assert len([name for name, _ in model.named_parameters() if "regularizer" in name]) == 1
     fnn.convert(model, lambda layer: fnn.LearnedTsallis(layer.num_heads))
     learned = [p for name, p in model.named_parameters() if "regularizer" in name]
@@ -217,7 +219,7 @@ def test_one_object_is_shared_and_a_function_makes_one_for_each():
 
 
 def test_a_converted_layer_can_be_stacked_anew():
-    layer = fnn.convert(made(encoder_layer), fl.Tsallis(1.5))
+    layer = fnn.convert(build_sharp(encoder_layer), fl.Tsallis(1.5))
     with pytest.warns(UserWarning, match="use_nested_tensor is False"):
         torch.nn.TransformerEncoder(layer, 2)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -227,7 +229,7 @@ def test_a_converted_layer_can_be_stacked_anew():
 
 @ignore_nested
 def test_a_layer_swapped_by_hand_says_what_stands_in_its_way():
-    model = made(encoder)
+    model = build_sharp(encoder)
     model.layers[0].self_attn = fnn.MultiheadAttention(
         WIDTH, HEADS, batch_first=True, dtype=torch.float64
     )
@@ -239,7 +241,7 @@ def test_a_layer_swapped_by_hand_says_what_stands_in_its_way():
 
 @pytest.mark.parametrize("mode", ["train", "no grad"])
 def test_the_future_does_not_leak(mode):
-    model = fnn.convert(made(encoder), fl.Tsallis(1.5)).train(mode == "train")
+    model = fnn.convert(build_sharp(encoder), fl.Tsallis(1.5)).train(mode == "train")
     x = tokens()
     changed = x.clone()
     changed[:, 4] += 3.0
@@ -258,21 +260,21 @@ def test_the_future_does_not_leak(mode):
     ids=["softmax", "fixed", "learned"],
 )
 def test_a_compiled_layer_equals_eager(regularizer):
-    layer = fnn.convert(made(encoder_layer), regularizer)
+    layer = fnn.convert(build_sharp(encoder_layer), regularizer)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x, y = tokens().requires_grad_(), tokens().requires_grad_()
     expected, actual = layer(x, src_mask=FUTURE), compiled(y, src_mask=FUTURE)
     assert_equal(actual, expected)
-    wanted = list(layer.parameters())
-    left = torch.autograd.grad(expected.cos().sum(), [*wanted, x])
-    right = torch.autograd.grad(actual.cos().sum(), [*wanted, y])
+    parameters = list(layer.parameters())
+    left = torch.autograd.grad(expected.cos().sum(), [*parameters, x])
+    right = torch.autograd.grad(actual.cos().sum(), [*parameters, y])
     for one, other in zip(left, right, strict=True):
         assert_equal(other, one)
 
 
 def test_conversion_reaches_a_model_compiled_before():
-    layer = made(encoder_layer)
+    layer = build_sharp(encoder_layer)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager")
     before = compiled(tokens())
@@ -304,7 +306,7 @@ def parametrised():
 
 @pytest.mark.parametrize("build", [lambda: Derived(WIDTH, HEADS), parametrised])
 def test_derived_classes_are_refused_before_anything_changes(build):
-    model = torch.nn.ModuleDict({"first": made(encoder), "second": build()})
+    model = torch.nn.ModuleDict({"first": build_sharp(encoder), "second": build()})
     with pytest.raises(TypeError, match=r"second is a .*, derived from"):
         fnn.convert(model, fl.Tsallis(1.5))
     assert type(model["first"].layers[0].self_attn) is torch.nn.MultiheadAttention
@@ -314,7 +316,7 @@ def test_derived_classes_are_refused_before_anything_changes(build):
 
 @pytest.mark.parametrize("wrong", ["entmax", 1.5, fl.Tsallis, fnn.LearnedTsallis, None])
 def test_something_else_than_a_regularizer_changes_nothing(wrong):
-    model = made(encoder)
+    model = build_sharp(encoder)
     with pytest.raises(TypeError, match="regularizer must be a Regularizer such as"):
         fnn.convert(model, wrong)
     with pytest.raises(TypeError, match="regularizer must be a Regularizer such as"):

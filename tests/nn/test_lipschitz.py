@@ -69,10 +69,10 @@ def test_the_constant_holds_after_training(form):
     assert weights_bound(layer, TOKENS) > 0.8  # the weights ask for more
     bound = layer.bound(TOKENS)
     assert bound.value == 0.8
-    found = bounds.attack(bound, budget=5000)
-    assert found.holds
-    assert found.ratio <= 1
-    assert found.ratio > 0.25, "the bound says little"
+    result = bounds.attack(bound, budget=5000)
+    assert result.holds
+    assert result.ratio <= 1
+    assert result.ratio > 0.25, "the bound says little"
 
 
 @by_form
@@ -84,8 +84,8 @@ def test_the_constant_holds_after_every_step_even_of_a_wild_optimizer(form):
         optimizer.zero_grad()
         layer(x).square().sum().neg().backward()
         optimizer.step()
-        found = bounds.attack(layer.bound(TOKENS), budget=1500)
-        assert found.observed <= 0.5
+        result = bounds.attack(layer.bound(TOKENS), budget=1500)
+        assert result.observed <= 0.5
 
 
 @by_form
@@ -129,8 +129,8 @@ def test_the_function_that_is_attacked_is_the_layer(form):
     for dtype in (torch.float64, torch.float32):
         layer = make(form, dtype=dtype)
         x = draw(BATCH, TOKENS, WIDTH)
-        made = layer.bound(TOKENS).trials.map.function(x)
-        torch.testing.assert_close(made.to(dtype), layer(x.to(dtype)))
+        actual = layer.bound(TOKENS).trials.map.function(x)
+        torch.testing.assert_close(actual.to(dtype), layer(x.to(dtype)))
 
 
 def test_constants_are_those_of_the_bounds():
@@ -160,9 +160,9 @@ def test_feed_forward_keeps_its_constant():
     torch.manual_seed(0)
     for activation in (None, torch.nn.ReLU()):
         layer = LipschitzFeedForward(WIDTH, constant=0.7, activation=activation)
-        found = bounds.attack(layer.bound(3), budget=2000)
-        assert found.holds
-        assert found.ratio > 0.3
+        result = bounds.attack(layer.bound(3), budget=2000)
+        assert result.holds
+        assert result.ratio > 0.3
     with pytest.raises(TypeError, match=r"GELU's and SiLU's reach 1\.13"):
         LipschitzFeedForward(WIDTH, activation=torch.nn.GELU())
 
@@ -204,17 +204,17 @@ def test_padding_changes_nothing_and_gets_nothing(form):
     x = draw(BATCH, TOKENS, WIDTH)
     padded = torch.cat([x, torch.full_like(x, math.nan)], 1).requires_grad_()
     mask = torch.arange(2 * TOKENS).expand(BATCH, -1) >= TOKENS
-    made = layer(padded, mask)
-    torch.testing.assert_close(made[:, :TOKENS], layer(x))
-    assert not made[:, TOKENS:].any()
-    (slope,) = torch.autograd.grad(made.sum(), padded)
+    output = layer(padded, mask)
+    torch.testing.assert_close(output[:, :TOKENS], layer(x))
+    assert not output[:, TOKENS:].any()
+    (slope,) = torch.autograd.grad(output.sum(), padded)
     assert slope.isfinite().all()
     assert not slope[:, TOKENS:].any()
     mask = torch.tensor([[False] * TOKENS, [True] * TOKENS, [False] * 2 + [True] * 4])
-    made = layer(x, mask)
-    torch.testing.assert_close(made[:1], layer(x[:1]))
-    torch.testing.assert_close(made[2:, :2], layer(x[2:, :2]))
-    assert not made[1].any()
+    output = layer(x, mask)
+    torch.testing.assert_close(output[:1], layer(x[:1]))
+    torch.testing.assert_close(output[2:, :2], layer(x[2:, :2]))
+    assert not output[1].any()
 
 
 @by_form
@@ -256,9 +256,9 @@ def test_shapes_and_precisions(form):
     torch.testing.assert_close(layer(x), layer(x.contiguous()))
     half = copy.deepcopy(layer).bfloat16()
     wide = copy.deepcopy(half).float()
-    made = half(x.bfloat16())
-    assert made.dtype == torch.bfloat16
-    torch.testing.assert_close(made, wide(x.bfloat16().float()).bfloat16(), rtol=0, atol=0)
+    output = half(x.bfloat16())
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output, wide(x.bfloat16().float()).bfloat16(), rtol=0, atol=0)
     zero = torch.zeros(1, 3, WIDTH, requires_grad=True)
     layer(zero).sum().backward()
     assert zero.grad.isfinite().all()

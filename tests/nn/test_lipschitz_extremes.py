@@ -51,9 +51,9 @@ def test_factors_that_cancel_do_not_hide_the_constant():
     layer = cancelling(VALUE, OUTPUT, 0.9)
     bound = layer.bound(2)
     assert bound.value == 0.9
-    found = bounds.attack(bound, budget=300)
-    assert found.holds
-    assert found.observed > 0
+    result = bounds.attack(bound, budget=300)
+    assert result.holds
+    assert result.observed > 0
     raw = float(layer.heads.bound(layer.output.detach(), [1]).detach())
     true = float(torch.linalg.matrix_norm(OUTPUT.double() @ VALUE.double(), 2))
     assert true <= raw
@@ -79,10 +79,10 @@ def test_products_of_norms_are_never_below_the_product_in_exact_arithmetic(dtype
             true = torch.tensor([[float(x) for x in row] for row in exact], dtype=torch.float64)
             size = float(torch.linalg.matrix_norm(true, 2))
             eps = torch.finfo(dtype).eps
-            found = float(formulas._product_spectral(left, right, eps))
-            assert found >= size
+            actual = float(formulas._product_spectral(left, right, eps))
+            assert actual >= size
             most = 32 * eps * float(torch.linalg.matrix_norm(left, 2))
-            assert found <= size + most * float(torch.linalg.matrix_norm(right, 2))
+            assert actual <= size + most * float(torch.linalg.matrix_norm(right, 2))
 
 
 @by_form
@@ -92,13 +92,13 @@ def test_weights_of_any_size(form, scale):
     x = draw(2, 5, 8)
     bound = layer.bound(5)
     assert 0 < bound.value <= 0.9
-    found = bounds.attack(bound, budget=300)
-    assert found.holds
-    assert 0 < found.ratio <= 1
-    made = layer(x)
-    assert made.isfinite().all()
+    result = bounds.attack(bound, budget=300)
+    assert result.holds
+    assert 0 < result.ratio <= 1
+    output = layer(x)
+    assert output.isfinite().all()
     wide = make(form, scale=scale, bias=False).double()(x.double())
-    torch.testing.assert_close(made.double(), wide, rtol=1e-3, atol=1e-44)
+    torch.testing.assert_close(output.double(), wide, rtol=1e-3, atol=1e-44)
 
 
 @by_form
@@ -106,13 +106,13 @@ def test_weights_of_any_size(form, scale):
 def test_inputs_of_any_size(form, scale):
     layer = make(form)
     x = (draw(2, 5, 8).clamp(-3, 3) * scale).requires_grad_()
-    made = layer(x)
-    made.sum().backward()
-    assert made.isfinite().all()
+    output = layer(x)
+    output.sum().backward()
+    assert output.isfinite().all()
     assert x.grad.isfinite().all()
     assert all(p.grad.isfinite().all() for n, p in layer.named_parameters() if "temp" not in n)
     wide = make(form).double()(x.detach().double())
-    torch.testing.assert_close(made.double(), wide, rtol=1e-3, atol=1e-5 * min(scale, 2))
+    torch.testing.assert_close(output.double(), wide, rtol=1e-3, atol=1e-5 * min(scale, 2))
 
 
 @by_form
@@ -120,9 +120,9 @@ def test_masks_with_large_inputs(form):
     layer = make(form)
     x = draw(2, 5, 8) * 1e25
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    made = layer(x, mask)
-    torch.testing.assert_close(made[1:, :3], layer(x[1:, :3]))
-    assert not made[1, 3:].any()
+    output = layer(x, mask)
+    torch.testing.assert_close(output[1:, :3], layer(x[1:, :3]))
+    assert not output[1, 3:].any()
 
 
 @by_form
@@ -151,9 +151,9 @@ def test_the_whole_range_of_the_settings_works(value):
     ]
     for layer in layers:
         x = draw(2, 3, 8).requires_grad_()
-        made = layer(x)
-        made.sum().backward()
-        assert made.isfinite().all()
+        output = layer(x)
+        output.sum().backward()
+        assert output.isfinite().all()
         assert x.grad.isfinite().all()
         assert all(p.grad.isfinite().all() for p in layer.parameters())
         assert 0 < layer.bound(3).value <= layer.constant

@@ -222,9 +222,9 @@ def test_a_query_that_sees_no_key_gets_zeros(need_weights, regularizer, bias):
     if need_weights:
         assert not weights[1].any()
         assert theirs(*inputs, key_padding_mask=padding)[0][1].isnan().all()
-    found = gradients(ours, inputs, output)
-    assert all(gradient.isfinite().all() for gradient in found)
-    for gradient in found[-3:]:
+    actual = gradients(ours, inputs, output)
+    assert all(gradient.isfinite().all() for gradient in actual)
+    for gradient in actual[-3:]:
         assert not gradient[1].any()
         assert gradient[0].any()
 

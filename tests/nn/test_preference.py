@@ -79,11 +79,11 @@ def test_default_is_torchs_multi_head_attention_forward(causal, estimated):
         average_attn_weights=False,
     )
     masks = {"attn_mask": mask, "key_padding_mask": padding, "is_causal": causal}
-    output, found = called(layer, query, templates, **masks, estimated=estimated)
+    output, actual = called(layer, query, templates, **masks, estimated=estimated)
     assert_equal(output, expected.transpose(0, 1))
     if estimated:
-        assert_equal(found.weights, weights)
-        assert (found.weights == 0).equal(weights == 0)
+        assert_equal(actual.weights, weights)
+        assert (actual.weights == 0).equal(weights == 0)
 
 
 @pytest.mark.parametrize("estimated", [False, True])
@@ -127,13 +127,13 @@ def test_weights_are_those_of_dual(solver, estimated):
     assert strength.std() > 0.01
     expected = function(0.7 * t.unsqueeze(2), logs.exp(), z, strength, mask=seen)
     masks = {"attn_mask": mask, "key_padding_mask": padding}
-    output, found = called(layer, query, templates, **masks, estimated=estimated)
+    output, actual = called(layer, query, templates, **masks, estimated=estimated)
     assert_equal(output, left(layer, expected.weights @ v))
-    assert (found is not None) == estimated
+    assert (actual is not None) == estimated
     if estimated:
-        assert found.mean.shape == (BATCH, HEADS, QUERIES, WIDTH // HEADS)
+        assert actual.mean.shape == (BATCH, HEADS, QUERIES, WIDTH // HEADS)
         for name in ("weights", "mean", "multiplier", "objective", "dual_value", "prior_mean"):
-            assert_equal(getattr(found, name), getattr(expected, name))
+            assert_equal(getattr(actual, name), getattr(expected, name))
 
 
 def test_exact_estimate_is_optimal_and_first_order_is_not():
@@ -250,14 +250,14 @@ def test_a_query_that_sees_nothing_gets_the_projection_of_zero(solver, preferred
     mask, padding = hidden_masks()
     mask[1] = True
     query, templates = (x.requires_grad_() for x in operands())
-    output, found = layer.estimate(query, templates, attn_mask=mask, key_padding_mask=padding)
-    assert (found.status == int(Status.EMPTY)).equal(
+    output, actual = layer.estimate(query, templates, attn_mask=mask, key_padding_mask=padding)
+    assert (actual.status == int(Status.EMPTY)).equal(
         torch.tensor([False, True, False, False, False]).expand(BATCH, HEADS, QUERIES)
     )
-    assert not found.weights[:, :, 1].any()
-    for made in (output, layer(query, templates, attn_mask=mask, key_padding_mask=padding)):
-        assert_equal(made[:, 1], layer.out_proj.bias.expand(BATCH, WIDTH))
-        gradients = torch.autograd.grad(made.square().sum(), [query, *layer.parameters()])
+    assert not actual.weights[:, :, 1].any()
+    for each in (output, layer(query, templates, attn_mask=mask, key_padding_mask=padding)):
+        assert_equal(each[:, 1], layer.out_proj.bias.expand(BATCH, WIDTH))
+        gradients = torch.autograd.grad(each.square().sum(), [query, *layer.parameters()])
         assert all(gradient.isfinite().all() for gradient in gradients)
         assert not gradients[0][:, 1].any()
         assert gradients[0][:, 0].any()
@@ -283,9 +283,9 @@ def test_low_precision_is_as_good_as_torchs(solver, dtype):
     """At most twice the error of the plain computation of the same projections (STYLE 10)."""
     layer = make(dtype=dtype, preference=both(), solver=solver, reliability=0.5)
     query, templates = operands(dtype)
-    output, found = layer.estimate(query, templates)
+    output, actual = layer.estimate(query, templates)
     assert output.dtype == dtype
-    assert found.weights.dtype == torch.float64
+    assert actual.weights.dtype == torch.float64
     truth = copy.deepcopy(layer).double()(query.double(), templates.double())
     plain = make(dtype=dtype, preference=both(), reliability=0.5)
     logs = plain.preference(query, templates)
@@ -308,8 +308,8 @@ def test_half_precision_is_solved_in_float32(solver):
     z, t, v = (x.float() for x in projected(layer, *inputs))
     function = DUAL[solver]
     expected = function(0.7 * t.unsqueeze(2), None, z, 1.0).weights
-    output, found = layer.estimate(*inputs)
-    assert_equal(found.weights, expected, 1e-6)
+    output, actual = layer.estimate(*inputs)
+    assert_equal(actual.weights, expected, 1e-6)
     assert output.equal(left(layer, (expected @ v).bfloat16()))
 
 

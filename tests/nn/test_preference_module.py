@@ -83,8 +83,8 @@ def test_training_finds_which_templates_matter():
         marked = torch.rand(32, 6, 1) < 0.5
         marked[:, 0] = True
         templates[..., :1] = torch.where(marked, 2.0, -2.0)
-        wanted = (templates * marked).sum(1, keepdim=True) / marked.sum(1, keepdim=True)
-        loss = (layer(torch.zeros(32, 1, 8), templates) - wanted).square().mean()
+        expected = (templates * marked).sum(1, keepdim=True) / marked.sum(1, keepdim=True)
+        loss = (layer(torch.zeros(32, 1, 8), templates) - expected).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -160,10 +160,10 @@ def test_repr_names_the_choices():
 def test_no_templates_at_all(solver):
     layer = PreferenceAttention(WIDTH, 2, solver=solver)
     query = torch.randn(2, 3, WIDTH)
-    output, found = layer.estimate(query, query[:, :0])
+    output, actual = layer.estimate(query, query[:, :0])
     assert_equal(output, layer.out_proj.bias.expand_as(output))
-    assert found.weights.shape == (2, 2, 3, 0)
-    assert (found.status == int(Status.EMPTY)).all()
+    assert actual.weights.shape == (2, 2, 3, 0)
+    assert (actual.status == int(Status.EMPTY)).all()
 
 
 def test_preference_is_moved_with_the_layer():

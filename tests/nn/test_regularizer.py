@@ -91,11 +91,11 @@ def test_the_gradient_in_raw_is_the_difference_quotient(need_weights, padded):
 def test_training_moves_alpha_and_lowers_the_loss():
     layer = layer_with(learned())
     inputs = [x.detach() for x in operands(layer)]
-    wanted = layer_with(fl.Tsallis(2.0))(*inputs)[0].detach()
+    expected = layer_with(fl.Tsallis(2.0))(*inputs)[0].detach()
     optimizer = torch.optim.Adam([layer.regularizer.raw], lr=0.3)
     losses = []
     for _ in range(8):
-        loss = (layer(*inputs)[0] - wanted).square().mean()
+        loss = (layer(*inputs)[0] - expected).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -302,13 +302,13 @@ def test_mixtures_take_a_module_too():
     weights = torch.rand(HEADS, 3, 8, dtype=torch.float64, generator=g(1))
     module = learned()
     options = {"iterations": 3, "start": fl.continuous.Regions()}
-    made, wanted = (
+    actual, expected = (
         fl.continuous.fit_mixture(weights, positions, 2, regularizer=omega, **options)
         for omega in (module, module())
     )
-    assert torch.equal(made.mixing, wanted.mixing)
+    assert torch.equal(actual.mixing, expected.mixing)
     plain = fl.continuous.fit_mixture(weights, positions, 2, **options)
-    assert not torch.equal(made.mixing, plain.mixing)
+    assert not torch.equal(actual.mixing, plain.mixing)
 
 
 def test_modules_that_make_something_else_are_refused():

@@ -20,11 +20,11 @@ BATCH, QUERIES, COUNT, WIDTH, HEADS = 2, 3, 5, 8, 2
 
 def layer(**options):
     torch.manual_seed(0)
-    made = TransportAttention(WIDTH, HEADS, **options).double()
-    for name, parameter in made.named_parameters():
+    actual = TransportAttention(WIDTH, HEADS, **options).double()
+    for name, parameter in actual.named_parameters():
         if name.endswith("bias"):  # which are zero at the start
             torch.nn.init.normal_(parameter)
-    return made
+    return actual
 
 
 def inputs(count=COUNT):
@@ -71,12 +71,12 @@ def as_written(module, query, templates, preference=None, seen=None):
 def test_heads_are_the_formula(solver, options):
     attend = layer(solver=solver, **options)
     query, templates, extra = inputs()
-    wanted = as_written(attend, query, templates)
-    torch.testing.assert_close(attend(query, templates), wanted, rtol=1e-10, atol=1e-11)
+    expected = as_written(attend, query, templates)
+    torch.testing.assert_close(attend(query, templates), expected, rtol=1e-10, atol=1e-11)
     both = as_written(attend, query, torch.cat([templates, extra], 1))
-    found = attend(query, templates, extra=extra)
-    torch.testing.assert_close(found, both, rtol=1e-10, atol=1e-11)
-    assert (both - wanted).abs().max() > 1e-3
+    output = attend(query, templates, extra=extra)
+    torch.testing.assert_close(output, both, rtol=1e-10, atol=1e-11)
+    assert (both - expected).abs().max() > 1e-3
 
 
 @by_solver
@@ -139,10 +139,10 @@ def test_extra_templates_without_preference_still_share(solver):
     attend = layer(solver=solver)
     query, templates, extra = inputs()
     preference = torch.cat([torch.ones(BATCH, COUNT), torch.zeros(BATCH, 4)], 1).double()
-    found = attend(query, templates, extra=extra, preference=preference)
-    wanted = as_written(attend, query, torch.cat([templates, extra], 1), preference)
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
-    assert (found - attend(query, templates)).abs().max() > 1e-3
+    output = attend(query, templates, extra=extra, preference=preference)
+    expected = as_written(attend, query, torch.cat([templates, extra], 1), preference)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
+    assert (output - attend(query, templates)).abs().max() > 1e-3
     extra.requires_grad_()
     attend(query, templates, extra=extra, preference=preference).sum().backward()
     assert (extra.grad.abs().amax((1, 2)) > 0).all()
@@ -153,10 +153,10 @@ def test_ignored_templates_are_as_if_not_there(solver):
     attend = layer(solver=solver)
     query, templates, extra = inputs()
     ignored = torch.tensor([[0, 1, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1, 1]]).bool()
-    found = attend(query, templates, extra=extra, key_padding_mask=ignored)
+    output = attend(query, templates, extra=extra, key_padding_mask=ignored)
     both = torch.cat([templates, extra], 1)
-    wanted = as_written(attend, query, both, seen=~ignored)
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
+    expected = as_written(attend, query, both, seen=~ignored)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
 
 
 @by_solver
@@ -165,9 +165,9 @@ def test_nothing_to_see_gives_zeros_then_the_projection(solver):
     query, templates, _ = inputs()
     ignored = torch.zeros(BATCH, COUNT, dtype=torch.bool)
     ignored[0] = True
-    found = attend(query, templates, key_padding_mask=ignored)
-    torch.testing.assert_close(found[0], attend.out_proj.bias.expand(QUERIES, WIDTH))
-    torch.testing.assert_close(found[1], attend(query, templates)[1])
+    output = attend(query, templates, key_padding_mask=ignored)
+    torch.testing.assert_close(output[0], attend.out_proj.bias.expand(QUERIES, WIDTH))
+    torch.testing.assert_close(output[1], attend(query, templates)[1])
 
 
 @by_solver
@@ -190,8 +190,8 @@ def test_second_derivatives():
 def test_one_template_is_a_linear_map():
     attend = layer()
     query, templates, _ = inputs(1)
-    wanted = attend.out_proj(attend.value_proj(templates)).expand(-1, QUERIES, -1)
-    torch.testing.assert_close(attend(query, templates), wanted)
+    expected = attend.out_proj(attend.value_proj(templates)).expand(-1, QUERIES, -1)
+    torch.testing.assert_close(attend(query, templates), expected)
 
 
 def test_large_gamma_is_the_plain_average_and_small_reliability_forgets_the_query():
@@ -202,8 +202,8 @@ def test_large_gamma_is_the_plain_average_and_small_reliability_forgets_the_quer
         attend(query, templates), mean.expand(-1, QUERIES, -1), atol=1e-7, rtol=0
     )
     attend = layer(reliability=1e-13)
-    found = attend(query, templates)
-    torch.testing.assert_close(found, found[:, :1].expand(-1, QUERIES, -1), atol=1e-10, rtol=0)
+    output = attend(query, templates)
+    torch.testing.assert_close(output, output[:, :1].expand(-1, QUERIES, -1), atol=1e-10, rtol=0)
 
 
 def test_half_precision_and_autocast():
@@ -259,10 +259,10 @@ def test_a_reliability_for_each_head_is_learned(solver):
     weights = {k: v for k, v in attend.state_dict().items() if not k.startswith("reliability")}
     plain.load_state_dict(weights)
     query, templates, _ = inputs()
-    found = attend(query.double(), templates.double())
-    wanted = plain(query.double(), templates.double())
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
-    found.square().sum().backward()
+    output = attend(query.double(), templates.double())
+    expected = plain(query.double(), templates.double())
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-7)
+    output.square().sum().backward()
     assert (learned.raw.grad != 0).all()
     assert "reliability=" not in attend.extra_repr()
     with pytest.raises(ValueError, match=r"reliability must return \(head, 1\) = \(2, 1\)"):
@@ -305,3 +305,18 @@ def test_examples_run():
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.attempted > 0
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("solver", [Exact(), FirstOrder()])
+def test_padding_of_a_transport_layer_may_hold_anything(solver):
+    torch.manual_seed(0)
+    attention = TransportAttention(8, 2, solver=solver).double()
+    query, templates = torch.randn(2, 3, 8, dtype=DOUBLE), torch.randn(2, 4, 8, dtype=DOUBLE)
+    mask = torch.tensor([[False, False, False, True], [True, True, True, True]])
+    expected = attention(query, templates, key_padding_mask=mask)
+    templates[0, 3] = math.nan
+    templates[1] = math.inf
+    output = attention(query, templates, key_padding_mask=mask)
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in attention.parameters())

@@ -78,10 +78,10 @@ def test_one_fixed_point_from_all_starts(form, memory, mixing):
     starts = torch.cat([10 * draw(17, 1, TOKENS, WIDTH, seed=1), torch.zeros(3, 1, TOKENS, WIDTH)])
     ends = []
     for start in starts.to(torch.float64):
-        found = layer.solve(u, start.expand_as(u))
-        assert found.unique
-        assert (found.status == Status.OK).all()
-        ends.append(found.points.detach())
+        solution = layer.solve(u, start.expand_as(u))
+        assert solution.unique
+        assert (solution.status == Status.OK).all()
+        ends.append(solution.points.detach())
     spread = torch.stack(ends) - ends[0]
     assert spread.abs().max() < 1e-10
     torch.testing.assert_close(one_step(layer, ends[0], u), ends[0], rtol=0, atol=1e-12)
@@ -92,12 +92,12 @@ def test_the_error_bound_holds_and_is_not_vacuous():
     exact, rough = make(), make(tolerance=1e-3)
     u = draw(BATCH, TOKENS, WIDTH)
     with torch.no_grad():
-        true, found = exact.solve(u).points, rough.solve(u)
-    error = (found.points - true).flatten(1).norm(dim=-1)
+        true, solution = exact.solve(u).points, rough.solve(u)
+    error = (solution.points - true).flatten(1).norm(dim=-1)
     assert (error > 1e-9).all()
-    assert (error <= found.error).all()
-    assert (found.error <= 20 * error).all()
-    assert (found.residual <= 1e-3 * (math.sqrt(TOKENS * WIDTH) + 100)).all()
+    assert (error <= solution.error).all()
+    assert (solution.error <= 20 * error).all()
+    assert (solution.residual <= 1e-3 * (math.sqrt(TOKENS * WIDTH) + 100)).all()
 
 
 def test_without_injection_all_tokens_collapse():
@@ -109,9 +109,9 @@ def test_without_injection_all_tokens_collapse():
     x = torch.zeros(1, 1, WIDTH, dtype=torch.float64)
     for _ in range(300):
         x = layer.feedforward(x @ ell.T + attention.bias)
-    found = layer.solve(None, 5 * draw(BATCH, TOKENS, WIDTH))
-    assert (found.status == Status.OK).all()
-    torch.testing.assert_close(found.points, x.expand_as(found.points), rtol=0, atol=1e-12)
+    solution = layer.solve(None, 5 * draw(BATCH, TOKENS, WIDTH))
+    assert (solution.status == Status.OK).all()
+    torch.testing.assert_close(solution.points, x.expand_as(solution.points), rtol=0, atol=1e-12)
     assert x.abs().max() > 0.1
 
 
@@ -121,13 +121,13 @@ def test_several_fixed_points_are_not_called_unique(memory):
     ones = torch.ones(1, TOKENS, WIDTH, dtype=torch.float64)
     start = torch.cat([ones, -ones])
     with torch.no_grad():
-        found = layer.solve(None, start)
+        solution = layer.solve(None, start)
     assert layer.constant(TOKENS) > 1
-    assert (found.status == Status.OK).all()
-    torch.testing.assert_close(found.points[0], -found.points[1])
-    assert found.points[0].min() > 0.9
-    assert not found.unique
-    assert found.error.isinf().all()
+    assert (solution.status == Status.OK).all()
+    torch.testing.assert_close(solution.points[0], -solution.points[1])
+    assert solution.points[0].min() > 0.9
+    assert not solution.unique
+    assert solution.error.isinf().all()
 
 
 def test_an_iteration_that_goes_on_for_ever_says_so():
@@ -135,11 +135,11 @@ def test_an_iteration_that_goes_on_for_ever_says_so():
     start = torch.ones(2, TOKENS, WIDTH, dtype=torch.float64)
     start[1] = 0.0  # where it stands still
     with torch.no_grad():
-        found = layer.solve(None, start)
-    assert found.status.tolist() == [Status.MAX_STEPS, Status.OK]
-    assert found.steps.tolist() == [50, 1]
-    assert found.residual[0] > 1
-    assert found.error.isinf().all()
+        solution = layer.solve(None, start)
+    assert solution.status.tolist() == [Status.MAX_STEPS, Status.OK]
+    assert solution.steps.tolist() == [50, 1]
+    assert solution.residual[0] > 1
+    assert solution.error.isinf().all()
 
 
 def test_the_constant_is_that_of_the_block(monkeypatch):
@@ -151,11 +151,11 @@ def test_the_constant_is_that_of_the_block(monkeypatch):
             assert layer.constant(TOKENS) == pytest.approx(expected)
             assert bound.value == pytest.approx(expected)
             x = draw(BATCH, TOKENS, WIDTH)
-            made = bound.trials.map.function(x)
-            torch.testing.assert_close(made, one_step(layer, x, 0.0))
-            found = bounds.attack(bound, budget=2000)
-            assert found.holds
-            assert found.ratio > 0.02
+            actual = bound.trials.map.function(x)
+            torch.testing.assert_close(actual, one_step(layer, x, 0.0))
+            result = bounds.attack(bound, budget=2000)
+            assert result.holds
+            assert result.ratio > 0.02
     monkeypatch.setattr(lipschitz, "shrinking", lambda bounds, constant: 10 / bounds)
     assert not bounds.attack(make().bound(TOKENS), budget=2000).holds
 
@@ -192,19 +192,19 @@ def test_acceleration_needs_fewer_steps_and_falls_back():
     def kinked(x):  # slopes 0.9 and -0.9: secants across the kink are misleading
         return 0.9 * (x - 1).abs() * torch.tensor([1.0, -1.0], dtype=torch.float64) + 0.3
 
-    found = Iteration(memory=3, max_steps=2000).run(kinked, 5 * draw(50, 2))
-    assert (found.status == Status.OK).all()
-    assert (found.points - kinked(found.points)).abs().max() < 1e-12
+    outputs = Iteration(memory=3, max_steps=2000).run(kinked, 5 * draw(50, 2))
+    assert (outputs.status == Status.OK).all()
+    assert (outputs.points - kinked(outputs.points)).abs().max() < 1e-12
 
 
 def test_padding():
     layer, u = make(), draw(BATCH, TOKENS, WIDTH)
     padded = torch.cat([u, torch.full_like(u, math.nan)], 1)
     mask = torch.arange(2 * TOKENS).expand(BATCH, -1) >= TOKENS
-    found = layer.solve(padded, key_padding_mask=mask)
-    assert (found.status == Status.OK).all()
-    torch.testing.assert_close(found.points[:, :TOKENS], layer(u), rtol=0, atol=1e-12)
-    assert not found.points[:, TOKENS:].any()
+    solution = layer.solve(padded, key_padding_mask=mask)
+    assert (solution.status == Status.OK).all()
+    torch.testing.assert_close(solution.points[:, :TOKENS], layer(u), rtol=0, atol=1e-12)
+    assert not solution.points[:, TOKENS:].any()
 
 
 # ---- the derivative
@@ -216,9 +216,9 @@ def test_the_derivative_is_that_of_the_unrolled_iteration(form, memory):
     layer = make(form, memory=memory, mixing=0.8)
     u = draw(BATCH, TOKENS, WIDTH).requires_grad_()
     weight = 1e-6 * draw(BATCH, TOKENS, WIDTH, seed=3)  # the loss may be small
-    wanted = [u, *layer.parameters()]
-    ours = torch.autograd.grad((layer(u) * weight).sum(), wanted)
-    theirs = torch.autograd.grad((unrolled(layer, u) * weight).sum(), wanted)
+    expected = [u, *layer.parameters()]
+    ours = torch.autograd.grad((layer(u) * weight).sum(), expected)
+    theirs = torch.autograd.grad((unrolled(layer, u) * weight).sum(), expected)
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).abs().max() <= 1e-8 * other.abs().max()
     assert all(x.abs().max() > 0 for x in ours)
@@ -245,8 +245,8 @@ def test_backward_does_not_unroll():
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: tensors.append(x) or x, lambda x: x
         ):
-            found = layer.solve(u)
-        return len(tensors), int(found.steps)
+            solution = layer.solve(u)
+        return len(tensors), int(solution.steps)
 
     few, many = kept(1e-1), kept(1e-12)
     assert few[0] == many[0]
@@ -257,18 +257,18 @@ def test_a_second_derivative_raises_and_says_what_to_do():
     layer = make()
     u = draw(1, TOKENS, WIDTH).requires_grad_()
     (first,) = torch.autograd.grad(layer(u).sum(), u, create_graph=True)  # of a linear loss
-    for wanted in (u, next(layer.parameters())):
+    for expected in (u, next(layer.parameters())):
         with pytest.raises(NotImplementedError, match="unroll the layer"):
-            torch.autograd.grad(first.sum(), wanted, retain_graph=True)
+            torch.autograd.grad(first.sum(), expected, retain_graph=True)
 
 
 def test_a_derivative_that_does_not_converge_says_so():
     layer = steep(3.0, max_steps=30)
     u = torch.zeros(BATCH, TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
-    found = layer.solve(u)  # zero, where the slope is 3
-    assert (found.status == Status.OK).all()
+    solution = layer.solve(u)  # zero, where the slope is 3
+    assert (solution.status == Status.OK).all()
     with pytest.warns(RuntimeWarning, match="did not converge in 30 steps.*raise max_steps"):
-        found.points.sum().backward()
+        solution.points.sum().backward()
 
 
 def test_it_trains():
@@ -284,9 +284,9 @@ def test_it_trains():
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.8 * losses[0]
-    found = layer.solve(u)
-    assert found.unique
-    assert (found.status == Status.OK).all()
+    solution = layer.solve(u)
+    assert solution.unique
+    assert (solution.status == Status.OK).all()
 
 
 # ---- the rest
@@ -305,11 +305,11 @@ def test_shapes_precisions_and_state():
     fresh.load_state_dict(layer.state_dict())
     assert torch.equal(fresh(u), layer(u))
     half = copy.deepcopy(layer).bfloat16()
-    found = half.solve(u.bfloat16())
-    assert found.points.dtype == torch.bfloat16
-    assert (found.status == Status.OK).all()
+    solution = half.solve(u.bfloat16())
+    assert solution.points.dtype == torch.bfloat16
+    assert (solution.status == Status.OK).all()
     wide = copy.deepcopy(half).float()(u.bfloat16().float())
-    torch.testing.assert_close(found.points, wide.bfloat16())
+    torch.testing.assert_close(solution.points, wide.bfloat16())
     frozen = layer.requires_grad_(False)
     assert not frozen(u).requires_grad
     with torch.no_grad():

@@ -55,16 +55,17 @@ def test_two_fixed_points_are_not_called_one():
 
 
 @pytest.mark.parametrize(
-    "constant", [0.9, 0.999, pytest.param(0.9999, marks=pytest.mark.slow)]  # 200,000 steps
+    "constant",
+    [0.9, 0.999, pytest.param(0.9999, marks=pytest.mark.slow)],  # 200,000 steps
 )
 def test_the_error_includes_rounding(constant):
     layer = averaging(constant, tolerance=1e-30, max_steps=200_000)
     with torch.no_grad():
-        found = layer.solve(torch.ones(1, 1, 8))
+        solution = layer.solve(torch.ones(1, 1, 8))
     true = 1 / (1 - true_slope(layer))
-    away = float((found.points.double() - true).norm())
-    assert 0 < away <= float(found.error)
-    assert float(found.error) < 0.05 * true * 8**0.5
+    away = float((solution.points.double() - true).norm())
+    assert 0 < away <= float(solution.error)
+    assert float(solution.error) < 0.05 * true * 8**0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -72,19 +73,19 @@ def test_the_error_includes_the_cast(dtype):
     layer = averaging(0.9).to(dtype)
     u = torch.full((1, 1, 8), 1.37).to(dtype)
     with torch.no_grad():
-        found = layer.solve(u)
-    away = float((found.points.double() - u.double() / (1 - true_slope(layer))).norm())
+        solution = layer.solve(u)
+    away = float((solution.points.double() - u.double() / (1 - true_slope(layer))).norm())
     assert away > 1e-3
-    assert away <= float(found.error)
-    assert found.status.tolist() == [Status.OK.value]
+    assert away <= float(solution.error)
+    assert solution.status.tolist() == [Status.OK.value]
 
 
 def test_points_too_large_for_their_dtype_are_not_ok():
     layer = averaging(0.9).half()
     u = torch.full((2, 1, 8), 2e4).half()
     u[1] = 1.0
-    found = layer.solve(u)
-    assert found.status.tolist() == [Status.NONFINITE.value, Status.OK.value]
-    assert found.points[0].isnan().all()
-    assert found.points[1].isfinite().all()
-    assert found.error.isinf().tolist() == [True, False]
+    solution = layer.solve(u)
+    assert solution.status.tolist() == [Status.NONFINITE.value, Status.OK.value]
+    assert solution.points[0].isnan().all()
+    assert solution.points[1].isfinite().all()
+    assert solution.error.isinf().tolist() == [True, False]

@@ -124,7 +124,7 @@ def convolution(evidence: Evidence) -> None:
         integral.append(law.expectation(lambda x: x.sin().prod(-1)) - value)
         spread.append(law.covariance - mu.covariance - nu.covariance)
         a, b = (normal(generator, 2, 2) for _ in range(2))
-        one, other = (measures.Gaussian(normal(generator, 2), m @ m.mT) for m in (a, b))
+        one, other = (measures.GaussianMeasure(normal(generator, 2), m @ m.mT) for m in (a, b))
         both = one.convolve(other)
         gaussian += [both.covariance - a @ a.mT - b @ b.mT, both.mean - one.mean - other.mean]
     evidence.below("(μ * ν)(f) − the double sum", largest(integral))
@@ -217,7 +217,7 @@ def _along(form: Tensor, power: int = 1) -> Function:
 @claim("M-L37", "W1(ρ_σ * μ, μ) ≤ E|x|_1 = σ d √(2/π) for ρ_σ = N(0, σ² I)", Verdict.CONFIRMED)
 def smoothing(evidence: Evidence) -> None:
     mean, root = math.sqrt(2 / math.pi), evidence.trials(20_000, 200_000)
-    law = measures.Gaussian(torch.zeros(3, dtype=F64), 0.16 * torch.eye(3, dtype=F64))
+    law = measures.GaussianMeasure(torch.zeros(3, dtype=F64), 0.16 * torch.eye(3, dtype=F64))
     drawn = torch.stack(
         [law.sample(root, g).points.abs().sum(-1).mean() for g in evidence.generators()]
     )

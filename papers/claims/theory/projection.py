@@ -256,7 +256,7 @@ def smoothed_projection(evidence: Evidence) -> None:
             )
             errors.append(number(found.x - mean))
         dirac = measures.Dirac(mu.mean)
-        narrow = measures.Gaussian(mu.mean, 1e-8 * torch.eye(1, dtype=F64)).quadrature(40)
+        narrow = measures.GaussianMeasure(mu.mean, 1e-8 * torch.eye(1, dtype=F64)).quadrature(40)
         distances.append(measures.wasserstein1(narrow, dirac))
         by_hand = (narrow.weights * (narrow.points - mu.mean).abs().sum(-1)).sum()
         exact.append(distances[-1] / by_hand - 1)

@@ -24,7 +24,7 @@ size n × n is stored: a row keeps its threshold and the few keys above it.
 
     out = fl.attention(q, k, v, fl.Tsallis(1.5), is_causal=True)
     sol = fl.attention_solution(q, k, v, fl.Tsallis(1.5), is_causal=True)
-    sol.support, sol.gap      # keys used, certificate
+    sol.support_size, sol.gap      # keys used, certificate
     sol.head(0, 3)            # one head as a sparse matrix
 
 The times are ratios to torch's own attention, which computes softmax, measured in turn in this
@@ -70,7 +70,7 @@ def support_figure(tour: Tour) -> Figure:
     n = 40 if tour.quick else 200
     query, key, value = _head(tour, n)
     solution = fl.attention_solution(query, key, value, fl.Tsallis(1.5), is_causal=True)
-    sizes = solution.support.flatten()
+    sizes = solution.support_size.flatten()
     visible = n * (n + 1) // 2
     caption = (
         f"One causal head with Tsallis(1.5) on {n} tokens that drift and, half way, start the "

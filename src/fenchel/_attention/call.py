@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, has, readable
+from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, readable
 from fenchel.priors import Prior, check_base
 from fenchel.scores import default_scale
 
@@ -17,7 +17,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AttentionCall:
     """Operands of one attention: four axes each, masks and bases in views that broadcast."""
 
     query: Tensor  # (batch, head, query, d)
@@ -38,7 +38,7 @@ class Call:
     def scores_shape(self) -> torch.Size:
         return torch.Size((*self.query.shape[:3], self.key.shape[2]))
 
-    def tile(self, start: int, stop: int) -> Call:
+    def tile(self, start: int, stop: int) -> AttentionCall:
         """The same call for the queries start .. stop - 1."""
 
         def rows(part: Tensor | None) -> Tensor | None:
@@ -80,7 +80,7 @@ def prepare(
     scale: float | None,
     dropout_p: float,
     enable_gqa: bool,
-) -> Call:
+) -> AttentionCall:
     """Check what a caller of `scaled_dot_product_attention` may pass, and lay it out."""
     _check_operands(query, key, value)
     _check_numbers(is_causal, scale, dropout_p, enable_gqa)
@@ -95,7 +95,7 @@ def prepare(
         if not base.is_floating_point() and base.dtype != torch.bool:
             base = base.to(compute_dtype(query.dtype))
         base = _broadcast(base, shape, "base", query.device)
-    return Call(
+    return AttentionCall(
         query=_four(query.expand(*lead, *query.shape[-2:])),
         key=_four(key.expand(*kv_lead, *key.shape[-2:])),
         value=_four(value.expand(*kv_lead, *value.shape[-2:])),
@@ -223,11 +223,7 @@ def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.devic
     """A view (batch, head, query, key) of something that broadcasts to the scores' `shape`."""
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device} and query on {device}; move one of them")
-    try:
-        fits = torch.broadcast_shapes(tensor.shape, shape) == shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not expands_to(tensor.shape, shape):
         raise ValueError(
             f"{name} of shape {tuple(tensor.shape)} does not broadcast to the scores' shape "
             f"{tuple(shape)}: (..., query, key)"
@@ -240,7 +236,7 @@ def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.devic
     return padded.expand(four)
 
 
-def stored(tensor: Tensor) -> Tensor:
+def unexpand(tensor: Tensor) -> Tensor:
     """Without the copies that broadcasting pretends: size one along broadcast axes."""
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[axis] > 1:
@@ -248,7 +244,7 @@ def stored(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def rounded_base(call: Call) -> Call:
+def rounded_base(call: AttentionCall) -> AttentionCall:
     """The call with a float64 base in the precision of its scores, if that holds every mass.
 
     Rounding moves a mass by half a unit, which is the error of the scores themselves; a mass that
@@ -257,12 +253,12 @@ def rounded_base(call: Call) -> Call:
     base, dtype = call.base, compute_dtype(call.query.dtype)
     if not isinstance(base, Tensor) or base.dtype != torch.float64 or dtype == torch.float64:
         return call
-    masses = stored(base)
+    masses = unexpand(base)
     if base.requires_grad or not readable(masses):
         return call
     rounded = masses.to(dtype)
-    held = (rounded >= torch.finfo(dtype).tiny) & (rounded < torch.inf)
-    if has((masses > 0) & ~held):
+    representable = (rounded >= torch.finfo(dtype).tiny) & (rounded < torch.inf)
+    if has((masses > 0) & ~representable):
         return call
     return replace(call, base=rounded.expand(base.shape))
 

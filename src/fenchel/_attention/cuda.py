@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._attention.call import Call
+from fenchel._attention.call import AttentionCall
 from fenchel._kernels.route import Reason
 from fenchel._numerics import transformed
 from fenchel.regularizers.tsallis import Tsallis
@@ -25,7 +25,7 @@ _WIDTHS = (16, 32, 64, 128, 256)  # Triton's ranges are powers of two
 _STEPS = 10  # of their hybrid of Halley's method and bisection
 
 
-def against_adasplash(call: Call, regularizer: Tsallis) -> Reason:
+def against_adasplash(call: AttentionCall, regularizer: Tsallis) -> Reason:
     """Why their kernels cannot express this call: they take square, unmasked or causal calls with
     one alpha <= 2, and have first derivatives only."""
     query, numbers = call.query, (regularizer.alpha, regularizer.temperature)
@@ -54,7 +54,7 @@ def _current_device() -> int:
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
-def adasplash_attention(call: Call, regularizer: Tsallis) -> Tensor:
+def adasplash_attention(call: AttentionCall, regularizer: Tsallis) -> Tensor:
     """(batch, head, query, d). Their scale is always 1 / sqrt(d): the query carries ours."""
     from adasplash import adasplash
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fenchel._attention.call import Call, rounded_base, stored
+from fenchel._attention.call import AttentionCall, rounded_base, unexpand
 from fenchel._attention.tiled import TILES, by_tiles, tiled
 from fenchel._kernels.route import Path, Reason, against_sdpa
 from fenchel._numerics import where
@@ -23,7 +23,7 @@ from fenchel.priors import Prior, resolve
 from fenchel.regularizers.shannon import Shannon
 
 
-def softmax_paths(call: Call, regularizer: Shannon) -> list[Path]:
+def softmax_paths(call: AttentionCall, regularizer: Shannon) -> list[Path]:
     """The fastest first."""
     rounded = rounded_base(call)
     return [
@@ -36,7 +36,7 @@ def softmax_paths(call: Call, regularizer: Shannon) -> list[Path]:
     ]
 
 
-def _against(call: Call, regularizer: Shannon) -> Reason:
+def _against(call: AttentionCall, regularizer: Shannon) -> Reason:
     trains = None
     if isinstance(call.base, Prior):
         sizes = (min(1, n) for n in call.scores_shape[2:])  # there may be no key to ask about
@@ -45,31 +45,31 @@ def _against(call: Call, regularizer: Shannon) -> Reason:
     return against_sdpa(
         (call.query, call.key, call.value),
         bias=call.bias,
-        base=stored(call.base) if isinstance(call.base, Tensor) else None,
+        base=unexpand(call.base) if isinstance(call.base, Tensor) else None,
         prior_trains=trains,
         dropout=call.seed is not None,
         temperature=regularizer.temperature,
     )
 
 
-def _attend(call: Call, regularizer: Shannon) -> Tensor:
+def _attend(call: AttentionCall, regularizer: Shannon) -> Tensor:
     """(batch, head, query, d_value)."""
     operands = (call.query, call.key, call.value)
     follows = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
     if torch.compiler.is_compiling() or not follows:
-        return _fused(call, regularizer)
+        return _attend_fused(call, regularizer)
     output: Tensor = _Fused.apply(call, regularizer, *operands)  # type: ignore[no-untyped-call]
     return output
 
 
-def _fused(call: Call, regularizer: Shannon) -> Tensor:
+def _attend_fused(call: AttentionCall, regularizer: Shannon) -> Tensor:
     simple = call.bias is None and call.base is None
     if simple and not (call.causal and call.mask is not None):
         return _sdpa(call, regularizer, call.mask, call.causal)
-    return by_tiles(call, regularizer, _biased)
+    return by_tiles(call, regularizer, _attend_biased)
 
 
-def _biased(call: Call, regularizer: Shannon) -> Tensor:
+def _attend_biased(call: AttentionCall, regularizer: Shannon) -> Tensor:
     """A tile with everything that is not the product put into one additive mask."""
     bias = call.query.new_zeros(())
     if call.bias is not None:
@@ -84,7 +84,7 @@ def _biased(call: Call, regularizer: Shannon) -> Tensor:
     return _sdpa(call, regularizer, bias.expand(call.scores_shape), False)
 
 
-def _log_mass(call: Call) -> Tensor:
+def _log_mass(call: AttentionCall) -> Tensor:
     base = call.restore(call.base) if isinstance(call.base, Tensor) else call.base
     shape = torch.Size((*call.lead, *call.scores_shape[2:]))
     measure = resolve(base, shape, call.query)
@@ -94,7 +94,7 @@ def _log_mass(call: Call) -> Tensor:
     return log_mass
 
 
-def _sdpa(call: Call, regularizer: Shannon, mask: Tensor | None, causal: bool) -> Tensor:
+def _sdpa(call: AttentionCall, regularizer: Shannon, mask: Tensor | None, causal: bool) -> Tensor:
     assert isinstance(regularizer.temperature, float | int)
     query, key, value = call.query, call.key, call.value
     scale = call.scale / regularizer.temperature
@@ -110,7 +110,7 @@ def _sdpa(call: Call, regularizer: Shannon, mask: Tensor | None, causal: bool) -
         query,
         key,
         value,
-        attn_mask=None if mask is None else stored(mask),
+        attn_mask=None if mask is None else unexpand(mask),
         is_causal=causal,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
@@ -122,15 +122,18 @@ class _Fused(torch.autograd.Function):
     """Torch's operator with its own derivative; a derivative of that is taken through the tiles."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, regularizer: Shannon, *operands: Tensor) -> Tensor:
+    def forward(ctx: Any, call: AttentionCall, regularizer: Shannon, *operands: Tensor) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.call, ctx.regularizer = call, regularizer
-        rest = {"mask": call.mask, "bias": call.bias, "base": call.base}
-        ctx.unchanged = Unchanged(**rest, regularizer=regularizer)
+        ctx.unchanged = Unchanged(
+            mask=call.mask, bias=call.bias, base=call.base, regularizer=regularizer
+        )
         with torch.enable_grad():
             ctx.inputs = [operand.detach().requires_grad_() for operand in operands]
             query, key, value = ctx.inputs
-            ctx.output = _fused(replace(call, query=query, key=key, value=value), regularizer)
+            ctx.output = _attend_fused(
+                replace(call, query=query, key=key, value=value), regularizer
+            )
         output: Tensor = ctx.output
         return output.detach()
 
@@ -143,6 +146,7 @@ class _Fused(torch.autograd.Function):
         ctx.unchanged.check()
         call = replace(ctx.call, query=query, key=key, value=value)
         output = tiled(call, ctx.regularizer)
-        wanted = [x for x in ctx.saved_tensors if x.requires_grad]
-        found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-        return None, None, *(next(found) if x.requires_grad else None for x in ctx.saved_tensors)
+        operands = ctx.saved_tensors
+        leaves = [x for x in operands if x.requires_grad]
+        slopes = iter(torch.autograd.grad(output, leaves, gradient, create_graph=True))
+        return None, None, *(next(slopes) if x.requires_grad else None for x in operands)

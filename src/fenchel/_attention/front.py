@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._attention.call import Call, prepare
+from fenchel._attention.call import AttentionCall, prepare
 from fenchel._attention.dense import softmax_paths
 from fenchel._attention.sparse import sparse_paths
 from fenchel._attention.tiled import TILES, tiled
@@ -106,13 +106,13 @@ def explain(
 
 
 # The paths of each kind of regulariser; all others go through the tiles.
-_PATHS: dict[type[Regularizer], Callable[[Call, Any], list[Path]]] = {
+_PATHS: dict[type[Regularizer], Callable[[AttentionCall, Any], list[Path]]] = {
     Shannon: softmax_paths,
     Tsallis: sparse_paths,
 }
 
 
-def _paths(call: Call, regularizer: Regularizer) -> list[Path]:
+def _paths(call: AttentionCall, regularizer: Regularizer) -> list[Path]:
     for kind in type(regularizer).__mro__:
         if kind in _PATHS:
             return _PATHS[kind](call, regularizer)

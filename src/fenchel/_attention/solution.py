@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._attention.call import Call, prepare
+from fenchel._attention.call import AttentionCall, prepare
 from fenchel._attention.tiled import solve_tile, split
 from fenchel._solution import Status
 from fenchel.priors import Prior
@@ -36,14 +36,14 @@ class AttentionSolution:
     shape: torch.Size  # of the scores: (..., query, key)
 
     @property
-    def support(self) -> Tensor:
-        """How many keys each query attends to; in `Solution` it is a mask. (..., query)"""
+    def support_size(self) -> Tensor:
+        """How many keys each query attends to. (..., query)"""
         return self.rows.diff().reshape(self.shape[:-1])
 
     def __repr__(self) -> str:
         share = int((self.weights > 0).sum()) / max(1, self.shape.numel())
-        known = self.gap[~self.gap.isnan()]
-        gap = f"gap <= {float(known.max()):.2g}" if known.numel() else "no gap"
+        gaps = self.gap[~self.gap.isnan()]
+        gap = f"gap <= {float(gaps.max()):.2g}" if gaps.numel() else "no gap"
         counts = [(int((self.status == status).sum()), status.name) for status in Status]
         rows = ", ".join(f"{count} {name}" for count, name in counts if count) or "no rows"
         shape = tuple(self.shape)
@@ -85,7 +85,7 @@ def attention_solution(
     """The distribution behind each output of `attention`, with its certificate.
 
     >>> sol = fl.attention_solution(q, k, v, fl.Tsallis(1.5))
-    >>> sol.support.float().mean(), sol.gap.max(), sol.head(0, 0)
+    >>> sol.support_size.float().mean(), sol.gap.max(), sol.head(0, 0)
 
     Arguments are those of `attention` but dropout. Not differentiable; weights in float32 at least.
     """
@@ -105,7 +105,7 @@ def attention_solution(
         return _gather(call, regularizer)
 
 
-def _gather(call: Call, regularizer: Regularizer) -> AttentionSolution:
+def _gather(call: AttentionCall, regularizer: Regularizer) -> AttentionSolution:
     batch, heads, queries, keys = call.scores_shape
     columns: list[list[Tensor]] = [[], [], [], []]
     for tile, of_rows in split(call, regularizer):

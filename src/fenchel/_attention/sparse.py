@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fenchel._attention.call import Call, rounded_base, stored
+from fenchel._attention.call import AttentionCall, rounded_base, unexpand
 from fenchel._attention.tiled import TILES, by_tiles, tiled
 from fenchel._kernels.attention import Arguments, Gradients, register_derivative, tsallis_attention
 from fenchel._kernels.route import Path, Reason, against_masses, against_sparse_attention
@@ -17,7 +17,7 @@ from fenchel.regularizers.contract import per_row
 from fenchel.regularizers.tsallis import Tsallis
 
 
-def sparse_paths(call: Call, regularizer: Tsallis) -> list[Path]:
+def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
     """The fastest first."""
     if isinstance(call.base, Causal):
         call = replace(call, causal=True, base=None)
@@ -42,24 +42,24 @@ def sparse_paths(call: Call, regularizer: Tsallis) -> list[Path]:
     ]
 
 
-def _against_cuda(call: Call, regularizer: Tsallis) -> Reason:
+def _against_cuda(call: AttentionCall, regularizer: Tsallis) -> Reason:
     from fenchel._attention.cuda import against_adasplash
 
     return against_adasplash(call, regularizer)
 
 
-def _attend_on_cuda(call: Call, regularizer: Tsallis) -> Tensor:
+def _attend_on_cuda(call: AttentionCall, regularizer: Tsallis) -> Tensor:
     from fenchel._attention.cuda import adasplash_attention
 
     return adasplash_attention(call, regularizer)
 
 
-def _against(call: Call, regularizer: Tsallis) -> Reason:
-    base = stored(call.base) if isinstance(call.base, Tensor) else None
+def _against(call: AttentionCall, regularizer: Tsallis) -> Reason:
+    base = unexpand(call.base) if isinstance(call.base, Tensor) else None
     return against_sparse_attention(call.query, call.key, call.value, base, regularizer.alpha)
 
 
-def _by_tiles(call: Call, regularizer: Tsallis) -> Reason:
+def _by_tiles(call: AttentionCall, regularizer: Tsallis) -> Reason:
     if isinstance(call.base, Prior):
         return "a prior is made tile by tile, so that it is never stored whole"
     if call.bias is not None and call.bias.requires_grad:
@@ -69,7 +69,7 @@ def _by_tiles(call: Call, regularizer: Tsallis) -> Reason:
     return None
 
 
-def _attend(call: Call, regularizer: Tsallis) -> Tensor:
+def _attend(call: AttentionCall, regularizer: Tsallis) -> Tensor:
     """One call of the kernels."""
     log_mass = None
     if isinstance(call.base, Prior):
@@ -114,14 +114,16 @@ def _attend(call: Call, regularizer: Tsallis) -> Tensor:
     return output.to(call.query.dtype)
 
 
-def _mask_and_mass(call: Call, log_mass: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _mask_and_mass(
+    call: AttentionCall, log_mass: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
     """A base of truth values is a mask."""
     if not isinstance(call.base, Tensor) or call.base.dtype != torch.bool:
         return call.mask, call.base if isinstance(call.base, Tensor) else log_mass
     return (call.base if call.mask is None else call.mask & call.base), None
 
 
-def _log_mass(call: Call, prior: Prior) -> Tensor:
+def _log_mass(call: AttentionCall, prior: Prior) -> Tensor:
     shape = torch.Size((*call.lead, *call.scores_shape[2:]))
     prior.check(shape)
     device = call.query.device
@@ -131,7 +133,7 @@ def _log_mass(call: Call, prior: Prior) -> Tensor:
     return log_mass.to(compute_dtype(call.query.dtype)).reshape(call.scores_shape)
 
 
-def _rows(parameter: Tensor, call: Call, name: str) -> Tensor:
+def _rows(parameter: Tensor, call: AttentionCall, name: str) -> Tensor:
     """A parameter of the rows, (batch, head, query) in float64."""
     shape = (*call.lead, *call.scores_shape[2:])
     like = torch.empty((), dtype=torch.float64, device=call.query.device).expand(shape)
@@ -139,7 +141,7 @@ def _rows(parameter: Tensor, call: Call, name: str) -> Tensor:
     return column.expand(shape[:-1]).reshape(call.scores_shape[:3])
 
 
-def _eps(call: Call, regularizer: Tsallis) -> Tensor:
+def _eps(call: AttentionCall, regularizer: Tsallis) -> Tensor:
     """alpha - 1 of every row in float64, (batch, head, query)."""
     alpha = regularizer.alpha
     if isinstance(alpha, Tensor):
@@ -149,7 +151,7 @@ def _eps(call: Call, regularizer: Tsallis) -> Tensor:
 
 def _through_tiles(x: Arguments, gradient: Tensor, needed: dict[str, bool]) -> Gradients:
     """The derivative in operations that can be differentiated again."""
-    call = Call(
+    call = AttentionCall(
         query=x.query,
         key=x.key,
         value=x.value,

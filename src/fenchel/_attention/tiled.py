@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fenchel._attention.call import Call
+from fenchel._attention.call import AttentionCall
 from fenchel._kernels.dropout import keep_mask
 from fenchel._kernels.route import finite
 from fenchel._numerics import compute_dtype, full_precision, transformed, where
@@ -30,22 +30,26 @@ TILES = "tiles of torch operations"  # the name of this path
 TILE = 2**22  # scores held at once; 16 MB in float32
 
 
-def tiled(call: Call, regularizer: Regularizer) -> Tensor:
+def tiled(call: AttentionCall, regularizer: Regularizer) -> Tensor:
     """(batch, head, query, d_value), tile by tile."""
     return by_tiles(call, regularizer, attend)
 
 
-def by_tiles(call: Call, regularizer: R, compute: Callable[[Call, R], Tensor]) -> Tensor:
+def by_tiles(
+    call: AttentionCall, regularizer: R, compute: Callable[[AttentionCall, R], Tensor]
+) -> Tensor:
     """`compute` on every tile, each forgotten until the backward pass needs it."""
     tiles = list(split(call, regularizer))
     if len(tiles) == 1:
         return compute(*tiles[0])
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
         return torch.cat([compute(*tile) for tile in tiles], 2)
-    return torch.cat([_forgotten(compute, *tile) for tile in tiles], 2)
+    return torch.cat([_recompute_later(compute, *tile) for tile in tiles], 2)
 
 
-def _forgotten(compute: Callable[[Call, R], Tensor], call: Call, regularizer: R) -> Tensor:
+def _recompute_later(
+    compute: Callable[[AttentionCall, R], Tensor], call: AttentionCall, regularizer: R
+) -> Tensor:
     """`compute`, now and once more in the backward pass, from the same numbers or not at all."""
     unchanged = Unchanged(call=call, regularizer=regularizer)
 
@@ -57,7 +61,7 @@ def _forgotten(compute: Callable[[Call, R], Tensor], call: Call, regularizer: R)
     return output
 
 
-def split(call: Call, regularizer: R) -> Iterator[tuple[Call, R]]:
+def split(call: AttentionCall, regularizer: R) -> Iterator[tuple[AttentionCall, R]]:
     """Blocks of queries whose scores fit `TILE`, with the regulariser of their rows."""
     batch, heads, queries, keys = call.scores_shape
     rows = max(16, TILE // max(1, batch * heads * keys))
@@ -69,7 +73,7 @@ def split(call: Call, regularizer: R) -> Iterator[tuple[Call, R]]:
         yield call.tile(start, stop), regularizer.tile(start, stop, queries)
 
 
-def attend(call: Call, regularizer: Regularizer) -> Tensor:
+def attend(call: AttentionCall, regularizer: Regularizer) -> Tensor:
     """Scores, weights, expectation: the whole of attention in three lines."""
     weights = solve_tile(call, regularizer).weights
     weights = drop(weights.reshape(call.scores_shape), call)
@@ -88,7 +92,7 @@ def expectation(weights: Tensor, values: Tensor) -> Tensor:
         return where(touched == 0, usual, torch.nan)
 
 
-def solve_tile(call: Call, regularizer: Regularizer) -> Solution:
+def solve_tile(call: AttentionCall, regularizer: Regularizer) -> Solution:
     """The solution for this block of queries; rows in the caller's own axes."""
     base = call.base
     if isinstance(base, Tensor):
@@ -96,7 +100,7 @@ def solve_tile(call: Call, regularizer: Regularizer) -> Solution:
     return solve(call.restore(scores(call)), regularizer, base=base)
 
 
-def scores(call: Call) -> Tensor:
+def scores(call: AttentionCall) -> Tensor:
     """(batch, head, query, key), hidden keys at -inf, in the precision of the computation."""
     dtype = compute_dtype(call.query.dtype)
     query, key = call.query.to(dtype) * call.scale, _per_head(call.key, call).to(dtype)
@@ -116,16 +120,16 @@ def _product(query: Tensor, key: Tensor) -> Tensor:
     return where(whole.mT, query @ where(whole, key, 0.0).mT, torch.nan)
 
 
-def drop(weights: Tensor, call: Call) -> Tensor:
+def drop(weights: Tensor, call: AttentionCall) -> Tensor:
     """Dropout on the weights: kept ones grow by 1 / (1 - p)."""
     if call.seed is None:
         return weights
-    kept = keep_mask(call.seed, call.scores_shape, call.dropout, call.first, call.queries)
+    mask = keep_mask(call.seed, call.scores_shape, call.dropout, call.first, call.queries)
     factor = 1 / (1 - call.dropout) if call.dropout < 1 else 0.0
-    return where(kept, weights * factor, 0.0)
+    return where(mask, weights * factor, 0.0)
 
 
-def _per_head(tensor: Tensor, call: Call) -> Tensor:
+def _per_head(tensor: Tensor, call: AttentionCall) -> Tensor:
     """Key or value heads repeated for the query heads that read them."""
     repeats = call.query.shape[1] // max(1, tensor.shape[1])
     return tensor if repeats == 1 else tensor.repeat_interleave(repeats, 1)

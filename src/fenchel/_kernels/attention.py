@@ -26,7 +26,7 @@ from fenchel._kernels.library import (
     run,
     view,
 )
-from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, check_keys, on_one_device
+from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, check_keys, register_native
 from fenchel._numerics import compute_dtype
 
 ROOM = 384  # keys a row may save on average; untouched pages of the pool take no memory
@@ -47,7 +47,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     f"tsallis_attention_backward(Tensor gradient, {_OPERANDS}, {_NUMBERS}, Tensor offset, "
-    "Tensor support_size, Tensor saved_key, Tensor saved_distance, bool[] wanted) "
+    "Tensor support_size, Tensor saved_key, Tensor saved_distance, bool[] output_mask) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -179,14 +179,14 @@ def _parts(query: Tensor, key: Tensor) -> int:
 
 
 def _backward_outputs(
-    query: Tensor, key: Tensor, value: Tensor, wanted: list[bool], parts: int
+    query: Tensor, key: Tensor, value: Tensor, output_mask: list[bool], parts: int
 ) -> tuple[Tensor, ...]:
     dtype = compute_dtype(query.dtype)
     rows = query.shape[:3]
     scores = (*rows, key.shape[2])
 
     def optional(index: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return query.new_zeros(shape if wanted[index] else (0,), dtype=dtype)
+        return query.new_zeros(shape if output_mask[index] else (0,), dtype=dtype)
 
     return (
         query.new_empty(query.shape, dtype=dtype),
@@ -199,14 +199,16 @@ def _backward_outputs(
 
 
 def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    x, saved, wanted = _read_backward(arguments)
+    x, saved, output_mask = _read_backward(arguments)
     _check(x)
     _check_saved(x, gradient, saved)
     saved = Saved(*(tensor.contiguous() for tensor in saved))
-    if len(wanted) != 3:
-        raise ValueError(f"wanted must have one entry each for eps, bias and mass, got {wanted}")
+    if len(output_mask) != 3:
+        raise ValueError(
+            f"output_mask must have one entry each for eps, bias and mass, got {output_mask}"
+        )
     parts = _parts(x.query, x.key)
-    outputs = _backward_outputs(x.query, x.key, x.value, wanted, parts)
+    outputs = _backward_outputs(x.query, x.key, x.value, output_mask, parts)
     p = _problem(x, saved)
     g: Any = AttentionGradient(output=view(gradient), parts=parts)
     g.query, g.key, g.value = (output.data_ptr() for output in outputs[:3])
@@ -224,28 +226,22 @@ def _finish(outputs: tuple[Tensor, ...], *operands: Tensor) -> tuple[Tensor, ...
 
 
 def _read_backward(arguments: tuple[Any, ...]) -> tuple[Arguments, Saved, list[bool]]:
-    """All but the gradient: what the forward operator took, what it kept, what is wanted."""
-    taken, kept = len(Arguments._fields), len(Saved._fields)
-    return Arguments(*arguments[:taken]), Saved(*arguments[taken : taken + kept]), arguments[-1]
+    """All but the gradient: arguments of the forward operator, what it saved, mask of outputs."""
+    count = len(Arguments._fields)
+    *saved, output_mask = arguments[count:]
+    return Arguments(*arguments[:count]), Saved(*saved), output_mask
 
 
 def _backward_shapes(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    x, _, wanted = _read_backward(arguments)
-    outputs = _backward_outputs(x.query, x.key, x.value, wanted, 1)
+    x, _, output_mask = _read_backward(arguments)
+    outputs = _backward_outputs(x.query, x.key, x.value, output_mask, 1)
     return _finish(outputs, x.query, x.key, x.value)
 
 
-_LIBRARY.impl("tsallis_attention", _forward, "CPU")
-_LIBRARY.impl("tsallis_attention_backward", _backward, "CPU")
-torch.library.register_fake(
-    "fenchel::tsallis_attention", on_one_device(_forward_shapes), lib=_LIBRARY
+tsallis_attention = register_native(_LIBRARY, "tsallis_attention", _forward, _forward_shapes)
+tsallis_attention_backward = register_native(
+    _LIBRARY, "tsallis_attention_backward", _backward, _backward_shapes
 )
-torch.library.register_fake(
-    "fenchel::tsallis_attention_backward", on_one_device(_backward_shapes), lib=_LIBRARY
-)
-
-tsallis_attention = torch.ops.fenchel.tsallis_attention.default
-tsallis_attention_backward = torch.ops.fenchel.tsallis_attention_backward.default
 
 
 # ---- the derivative
@@ -274,20 +270,20 @@ def register_derivative(differentiable: Differentiable) -> None:
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         compute = differentiable if again else partial(_gradients, Saved(*tensors[len(_TENSORS) :]))
         gradients = compute(x, gradient, needed)
-        kept = (gradients.get(name) if needed[name] else None for name in Arguments._fields)
-        return *kept, None
+        per_argument = (gradients.get(name) if needed[name] else None for name in Arguments._fields)
+        return *per_argument, None
 
     torch.library.register_autograd("fenchel::tsallis_attention", backward, setup_context=save)
 
 
 def _gradients(saved: Saved, x: Arguments, gradient: Tensor, needed: dict[str, bool]) -> Gradients:
     """By the backward operator."""
-    wanted = [needed[name] for name in ("eps", "bias", "mass")]
+    output_mask = [needed[name] for name in ("eps", "bias", "mass")]
     query, key, value, eps, scores, log_mass = tsallis_attention_backward(
-        gradient, **x._asdict(), **saved._asdict(), wanted=wanted
+        gradient, **x._asdict(), **saved._asdict(), output_mask=output_mask
     )
     bias = None
     if x.bias is not None and needed["bias"]:
         bias = (scores * x.bias_scale).to(x.bias.dtype)
-    found = {"query": query, "key": key, "value": value, "eps": eps, "mass": log_mass}
-    return {**found, "bias": bias}
+    gradients = {"query": query, "key": key, "value": value, "eps": eps, "mass": log_mass}
+    return {**gradients, "bias": bias}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.library import AverageProblem, code, run
-from fenchel._kernels.operands import FULL, Axis, check, on_one_device
+from fenchel._kernels.operands import FULL, Axis, check, register_native
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -62,11 +62,11 @@ def _average_backward(
     _check(query, key, value, share)
     check(slope, "slope", (*query.shape[:2], value.shape[2]), (query.dtype,))
     slope, *operands = (x.contiguous() for x in (slope, query, key, value, share))
-    made = _backward_shapes(slope, *operands)
+    gradients = _backward_shapes(slope, *operands)
     pointers = [*(x.data_ptr() for x in operands), None]
-    pointers += [x.data_ptr() for x in (slope, *made)]
+    pointers += [x.data_ptr() for x in (slope, *gradients)]
     run("average", _problem(query, value, *pointers))
-    return made
+    return gradients
 
 
 def _backward_shapes(
@@ -83,8 +83,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, slope: Tensor) -> Four:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _differentiable(slope, *ctx.saved_tensors)
-    made: Four = average_attention_backward(slope, *ctx.saved_tensors)
-    return made
+    gradients: Four = average_attention_backward(slope, *ctx.saved_tensors)
+    return gradients
 
 
 def _differentiable(
@@ -101,15 +101,8 @@ def _differentiable(
     return to_query, to_key, mean.mT @ slope, reward.squeeze(-1)
 
 
-_LIBRARY.impl("average_attention", _average, "CPU")
-_LIBRARY.impl("average_attention_backward", _average_backward, "CPU")
-torch.library.register_fake(
-    "fenchel::average_attention", on_one_device(_average_shape), lib=_LIBRARY
-)
-torch.library.register_fake(
-    "fenchel::average_attention_backward", on_one_device(_backward_shapes), lib=_LIBRARY
+average_attention = register_native(_LIBRARY, "average_attention", _average, _average_shape)
+average_attention_backward = register_native(
+    _LIBRARY, "average_attention_backward", _average_backward, _backward_shapes
 )
 torch.library.register_autograd("fenchel::average_attention", _backward, setup_context=_save)
-
-average_attention = torch.ops.fenchel.average_attention.default
-average_attention_backward = torch.ops.fenchel.average_attention_backward.default

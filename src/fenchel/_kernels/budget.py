@@ -24,12 +24,12 @@ def budget_threshold(scores: Tensor, budget: Tensor) -> Tensor:
     high = (2 * live - 1).clamp(min=0)  # sum = live count >= k, if feasible
     for _ in range(corners.shape[-1].bit_length()):
         middle = (low + high) // 2
-        enough = _filled(z, corners.gather(-1, middle)) >= k
+        enough = _fill(z, corners.gather(-1, middle)) >= k
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return _solve_piece(z, k, corners.gather(-1, low), corners.gather(-1, high))
 
 
-def _filled(z: Tensor, t: Tensor) -> Tensor:
+def _fill(z: Tensor, t: Tensor) -> Tensor:
     return (z - t).clamp(0, 1).sum(-1, keepdim=True)
 
 

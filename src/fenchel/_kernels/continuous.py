@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.library import BallProblem, MixtureProblem, run
-from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, on_one_device
+from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, register_native
 
 _LIBRARY = torch.library.Library("fenchel", "FRAGMENT")
 _LIBRARY.define(
@@ -66,8 +66,8 @@ def _expectation(
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check_pairs(mean, scale, centre, covariance)
     operands = [x.contiguous() for x in (mean, scale, centre, covariance)]
-    made = _expectation_shapes(mean, scale, centre, covariance, reach, digits, derivatives)
-    value, *slopes = made
+    outputs = _expectation_shapes(mean, scale, centre, covariance, reach, digits, derivatives)
+    value, *slopes = outputs
     problem = BallProblem(
         *(value.numel(), mean.shape[-1], *(x.data_ptr() for x in operands)),
         *(x.data_ptr() for x in _rules()),
@@ -75,7 +75,7 @@ def _expectation(
         *(x.data_ptr() if derivatives else None for x in slopes),
     )
     run("paraboloid", problem)
-    return made
+    return outputs
 
 
 def _expectation_shapes(
@@ -124,17 +124,17 @@ def _iterations(
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check_mixtures(weights, positions, least, mixing, mean, covariance)
-    made = [x.to(torch.float64, copy=True).contiguous() for x in (mixing, mean, covariance)]
+    parameters = [x.to(torch.float64, copy=True).contiguous() for x in (mixing, mean, covariance)]
     weights, lines = (x.to(torch.float64).contiguous() for x in (weights, positions.mT))
     (count, d), modes = positions.shape, mixing.shape[-1]
     rows, batch = mixing.shape[:-1].numel(), max(1, weights.shape[:-1].numel())
     problem = MixtureProblem(
         *(rows, batch, count, modes, d, iterations, torch.get_num_threads()),
         *(weights.data_ptr(), lines.data_ptr(), float(least)),
-        *(x.data_ptr() for x in made),
+        *(x.data_ptr() for x in parameters),
     )
     run("mixture", problem)
-    first, second, third = (x.to(mixing.dtype) for x in made)
+    first, second, third = (x.to(mixing.dtype) for x in parameters)
     return first, second, third
 
 
@@ -154,14 +154,9 @@ def _iterations_shapes(
     )
 
 
-_LIBRARY.impl("paraboloid_expectation", _expectation, "CPU")
-_LIBRARY.impl("mixture_iterations", _iterations, "CPU")
-torch.library.register_fake(
-    "fenchel::paraboloid_expectation", on_one_device(_expectation_shapes), lib=_LIBRARY
+paraboloid_expectation = register_native(
+    _LIBRARY, "paraboloid_expectation", _expectation, _expectation_shapes
 )
-torch.library.register_fake(
-    "fenchel::mixture_iterations", on_one_device(_iterations_shapes), lib=_LIBRARY
+mixture_iterations = register_native(
+    _LIBRARY, "mixture_iterations", _iterations, _iterations_shapes
 )
-
-paraboloid_expectation = torch.ops.fenchel.paraboloid_expectation.default
-mixture_iterations = torch.ops.fenchel.mixture_iterations.default

@@ -44,7 +44,19 @@ def check_keys(count: int) -> None:
         raise ValueError(f"a row may have {MOST_KEYS} keys at most, got {count}")
 
 
-def on_one_device(shapes: Callable[..., Any]) -> Callable[..., Any]:
+def register_native(
+    library: torch.library.Library,
+    name: str,
+    kernel: Callable[..., Any],
+    shapes: Callable[..., Any],
+) -> Any:
+    """The operator `fenchel::name` on the CPU; shapes: empty outputs for the same operands."""
+    library.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"fenchel::{name}", _on_one_device(shapes), lib=library)
+    return getattr(torch.ops.fenchel, name).default
+
+
+def _on_one_device(shapes: Callable[..., Any]) -> Callable[..., Any]:
     """For `register_fake`: torch would run it, too, where one operand of several is on `meta`."""
 
     def checked(*operands: Any) -> Any:

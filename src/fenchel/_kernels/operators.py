@@ -27,8 +27,8 @@ def row_operator(name: str, columns: int) -> Callable[[Callable[..., Any]], Any]
             rows = torch.broadcast_shapes(
                 *(t.shape[:-1] for t in (scores, *others) if isinstance(t, Tensor))
             )
-            made = tuple(scores.new_empty((*rows, 1)) for _ in range(columns))
-            return made if columns > 1 else made[0]
+            outputs = tuple(scores.new_empty((*rows, 1)) for _ in range(columns))
+            return outputs if columns > 1 else outputs[0]
 
         operator.register_fake(shapes)
         register_vmap(operator, columns)

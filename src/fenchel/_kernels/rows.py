@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.library import RowsGradient, RowsProblem, code, run
-from fenchel._kernels.operands import FULL, Axis, check, check_keys, on_one_device
+from fenchel._kernels.operands import FULL, Axis, check, check_keys, register_native
 from fenchel._kernels.total_variation import components, group_means
 from fenchel._numerics import where
 
@@ -163,17 +163,16 @@ def _mean(values: Tensor, response: Tensor) -> Tensor:
 _DIFFERENTIABLE = {"tsallis": _tsallis, "norm": _norm, "budget": _budget, "fused": _fused}
 
 
-def _register(name: str, native: Any, shapes: Any) -> Any:
-    _LIBRARY.impl(name, native, "CPU")
-    torch.library.register_fake(f"fenchel::{name}", on_one_device(shapes), lib=_LIBRARY)
-    return getattr(torch.ops.fenchel, name).default
+def _empty_like(rows: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(rows)
 
 
-row_weights = _register("row_weights", _weights, lambda scores, *_: torch.empty_like(scores))
-row_weights_backward = _register(
-    "row_weights_backward", _weights_backward, lambda gradient, *_: torch.empty_like(gradient)
+row_weights = register_native(_LIBRARY, "row_weights", _weights, _empty_like)
+row_weights_backward = register_native(
+    _LIBRARY, "row_weights_backward", _weights_backward, _empty_like
 )
-row_offsets = _register(
+row_offsets = register_native(
+    _LIBRARY,
     "row_offsets",
     _offsets,
     lambda scores, eps: scores.new_empty((scores.shape[0], 2), dtype=torch.float64),

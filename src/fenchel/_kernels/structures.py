@@ -40,15 +40,15 @@ def read_structures(text: str) -> dict[str, type[ctypes.Structure]]:
 
 def _fields(line: str, structures: dict[str, type[ctypes.Structure]]) -> list[tuple[str, type]]:
     """`double scale, bias_scale`, `const void *query, *key`, `View query` or `stride[4]`."""
-    found = _FIELDS.match(line)
-    if found is None:
+    match = _FIELDS.match(line)
+    if match is None:
         raise ValueError(f"native/problem.h: cannot read the field {line!r}")
     fields: list[tuple[str, type]] = []
-    for name in found["names"].split(","):
-        name, pointer = name.strip().lstrip("*"), "*" in found["pointer"] or "*" in name
-        kind = ctypes.c_void_p if pointer else _NUMBERS.get(found["type"])
+    for name in match["names"].split(","):
+        name, pointer = name.strip().lstrip("*"), "*" in match["pointer"] or "*" in name
+        kind = ctypes.c_void_p if pointer else _NUMBERS.get(match["type"])
         name, _, count = name.rstrip("]").partition("[")
-        kind = kind or structures[found["type"]]
+        kind = kind or structures[match["type"]]
         # One field for each entry: an array is slow to make.
         fields += [(f"{name}_{i}", kind) for i in range(int(count))] if count else [(name, kind)]
     return fields

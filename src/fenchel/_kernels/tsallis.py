@@ -121,9 +121,9 @@ def _within_reach(
     most = int(keep.sum(-1).max()) if keep.numel() else 0
     if not 0 < most <= n // 3:
         return s, family
-    kept, index = torch.where(keep, s, -torch.inf).topk(most, -1, sorted=False)
+    candidates, index = torch.where(keep, s, -torch.inf).topk(most, -1, sorted=False)
     log_mass = None if family.log_mass is None else family.log_mass.gather(-1, index)
-    return kept, family._replace(log_mass=log_mass)
+    return candidates, family._replace(log_mass=log_mass)
 
 
 def _moments(family: _Family) -> Callable[[Tensor, _Family, Tensor], tuple[Tensor, Tensor]]:

@@ -106,16 +106,16 @@ class Bound:
             raise TypeError(f"check takes {len(names)} tensors ({shown}), got {len(inputs)}")
         state = tuple(torch.as_tensor(x).detach().double().unsqueeze(0) for x in inputs)
         if not self.trials.allows(state):
-            given = "; ".join(self.assumptions)
-            raise ValueError(f"these inputs lie outside of what the bound is for: {given}")
+            assumptions = "; ".join(self.assumptions)
+            raise ValueError(f"these inputs lie outside of what the bound is for: {assumptions}")
         with torch.no_grad():
             quotient = float(self.trials.observed(state))
         ratio = self.ratio(quotient)
         return Check(quotient, ratio, holds(ratio))
 
     def __str__(self) -> str:
-        given = "; ".join(self.assumptions)
-        return f"{self.name}: at most {self.value:.6g} in norm {self.norm}, given {given}"
+        assumptions = "; ".join(self.assumptions)
+        return f"{self.name}: at most {self.value:.6g} in norm {self.norm}, given {assumptions}"
 
 
 def holds(ratio: float) -> bool:

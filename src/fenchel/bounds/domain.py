@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fenchel._numerics import check_positive
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,7 @@ class Ball:
     centre: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.radius < math.inf:
-            raise ValueError(f"radius must be finite and > 0, got {self.radius}")
+        check_positive(self.radius, "radius")
 
     def sample(
         self, count: int, shape: torch.Size, unit: float, generator: torch.Generator
@@ -72,8 +72,7 @@ class Box:
     radius: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.radius < math.inf:
-            raise ValueError(f"radius must be finite and > 0, got {self.radius}")
+        check_positive(self.radius, "radius")
 
     def sample(
         self, count: int, shape: torch.Size, unit: float, generator: torch.Generator

@@ -74,8 +74,8 @@ def token_map_lipschitz(name: str, value: float, token_map: VectorMap) -> Bound:
     check_token_norm(token_map.norm)
     domain = token_map.domain
     unit = domain.radius if not isinstance(domain, Everywhere) else 1.0
-    given = (f"{domain}", f"{token_map.shape[0]} tokens")
-    return Bound(name, value, token_map.norm, given, MapTrials(token_map, TrialStart(unit)))
+    assumptions = (f"{domain}", f"{token_map.shape[0]} tokens")
+    return Bound(name, value, token_map.norm, assumptions, MapTrials(token_map, TrialStart(unit)))
 
 
 def feed_forward_lipschitz(
@@ -193,9 +193,9 @@ def encoder_layer_lipschitz(
         raise TypeError(f"layer must be a torch.nn.TransformerEncoderLayer, got {kind}")
     if layer.training and layer.dropout.p + layer.self_attn.dropout > 0:
         raise ValueError("the layer drops out at random in training; give layer.eval()")
-    given: Domain = Everywhere() if radius is None else Ball(float(radius))
+    domain: Domain = Everywhere() if radius is None else Ball(float(radius))
     if layer.norm_first:
-        inner = layer_norm_lipschitz(layer.norm1, tokens, given, norm=norm)
+        inner = layer_norm_lipschitz(layer.norm1, tokens, domain, norm=norm)
         radius = _ball(_reach(inner)).radius
         first = residual(compose(inner, _attention(layer.self_attn, tokens, radius, norm)))
         middle = _outputs(first)

@@ -74,10 +74,10 @@ def local_lipschitz(
 
 def _refuse_search(norm: float, **settings: object) -> None:
     """Norms 1 and inf are sums: nothing is searched for."""
-    given = [name for name, setting in settings.items() if setting is not None]
-    if given:
+    names = [name for name, setting in settings.items() if setting is not None]
+    if names:
         raise ValueError(
-            f"{', '.join(given)} belong to the search for norm 2, got norm {norm}, which is "
+            f"{', '.join(names)} belong to the search for norm 2, got norm {norm}, which is "
             "computed exactly; leave them out"
         )
 
@@ -128,15 +128,15 @@ def _bidiagonalise(
     value, error, direction = diagonal[0], math.inf, right[0]
     while diagonal[-1] > 0:
         left[-1] = left[-1] / diagonal[-1]
-        rest = _remove_along(products.backward(left[-1]) - diagonal[-1] * right[-1], right)
-        beta = float(rest.norm())
+        remainder = _remove_along(products.backward(left[-1]) - diagonal[-1] * right[-1], right)
+        beta = float(remainder.norm())
         u, singular, vh = _decompose(diagonal, above)
         value, error = float(singular[0]), beta * abs(float(u[-1, 0]))
         direction = torch.stack(right, 1) @ vh[0].to(x)
         small = error <= tolerance * value or beta <= 1e-15 * value
         if small or len(right) == x.numel() or products.count + 2 > most:
             break
-        right.append(rest / beta)
+        right.append(remainder / beta)
         above.append(beta)
         left.append(_remove_along(products.forward(right[-1]) - beta * left[-1], left))
         diagonal.append(float(left[-1].norm()))

@@ -158,13 +158,13 @@ def layer_lipschitz(
     shape: tuple[int, int],
     *,
     unit: float,
-    given: tuple[str, ...],
+    conditions: tuple[str, ...],
     radius: float | None = None,
 ) -> Bound:
     """Of a layer that takes float64: shape (tokens, d); radius: of a ball to look into first."""
     guesses = None if radius is None else _in_ball(shape, radius)
     trials = MapTrials(VectorMap(layer.function, shape, Everywhere()), TrialStart(unit, guesses))
-    assumptions = ("all inputs", f"{shape[0]} tokens", *given)
+    assumptions = ("all inputs", f"{shape[0]} tokens", *conditions)
     return Bound(name, layer.constant, 2.0, assumptions, trials)
 
 

@@ -42,16 +42,16 @@ def dropped(scores: Tensor, values: Tensor, count: int) -> Bound:
     """
     weights, values = _prepare(scores, values)
     _check_count(count, len(weights))
-    return _bound(f"{count} dropped", count, weights, values, Change(gone=count))
+    return _bound(f"{count} dropped", count, weights, values, Change(removed=count))
 
 
-def subsampled(scores: Tensor, values: Tensor, kept: int) -> Bound:
-    """Any `kept` of the n tokens stay."""
+def subsampled(scores: Tensor, values: Tensor, count: int) -> Bound:
+    """Any `count` of the n tokens stay."""
     weights, values = _prepare(scores, values)
-    check_whole(kept, "kept", 1)
-    if kept > len(weights):
-        raise ValueError(f"kept must be at most the {len(weights)} tokens there are, got {kept}")
-    return _bound(f"{kept} kept", kept, weights, values, Change(gone=len(weights) - kept))
+    check_whole(count, "count", 1)
+    if count > len(weights):
+        raise ValueError(f"count must be at most the {len(weights)} tokens there are, got {count}")
+    return _bound(f"{count} kept", count, weights, values, Change(removed=len(weights) - count))
 
 
 def added(
@@ -78,10 +78,10 @@ def replaced(
 
 @dataclass(frozen=True)
 class Change:
-    """How tokens may change: `gone` of them go, and `new` ones come, with values within `radius`
+    """How tokens may change: `removed` of them go, and `new` ones come, with values within `radius`
     and exponentials of their scores of at most `odds` times the old total."""
 
-    gone: int
+    removed: int
     new: int = 0
     odds: float = 0.0
     radius: float = 0.0
@@ -90,21 +90,21 @@ class Change:
 def _bound(words: str, count: int, weights: Tensor, values: Tensor, change: Change) -> Bound:
     """words: the change, of which the sentence says that it is of any `count` tokens."""
     mass = change.new * change.odds
-    bound = move_bound(weights, values, change.gone, mass, change.radius)
-    given = ["these scores and values", f"any {count} of {len(weights)} tokens"]
+    bound = move_bound(weights, values, change.removed, mass, change.radius)
+    assumptions = ["these scores and values", f"any {count} of {len(weights)} tokens"]
     if change.new:
-        given.append(f"new values within {change.radius:g}, new scores up to the given one")
+        assumptions.append(f"new values within {change.radius:g}, new scores up to the given one")
     trials = TokenTrials(weights, values, change)
-    return Bound(f"output with tokens {words}", float(bound), 2.0, tuple(given), trials)
+    return Bound(f"output with tokens {words}", float(bound), 2.0, tuple(assumptions), trials)
 
 
 def move_bound(
-    weights: Tensor, values: Tensor, gone: int, most: float = 0.0, radius: float = 0.0
+    weights: Tensor, values: Tensor, removed: int, most: float = 0.0, radius: float = 0.0
 ) -> Tensor:
     """The bound for many queries at once: weights (..., n), values (..., n, e) -> (...)
 
-    gone: tokens that may be left out. most: the exponentials of new tokens, relative to the total.
-    radius: of new values.
+    removed: number of tokens that may be left out. most: the exponentials of new tokens, relative
+    to the total. radius: of new values.
     """
     weights, values = weights.double(), values.double()
     size = values.abs().amax((-2, -1)).clamp_min(radius)
@@ -120,17 +120,17 @@ def move_bound(
         new = radius / unit + (output + heavy).norm(dim=-1)
     bound = torch.zeros_like(output[..., 0])
     for mass in {0.0, most}:
-        bound = torch.maximum(bound, _dinkelbach(weights, pull, new, gone, mass))
+        bound = torch.maximum(bound, _dinkelbach(weights, pull, new, removed, mass))
     hull = torch.maximum(away.amax(-1), new)
     # all weight may have gone: what is left decides, wherever it is
     return unit * torch.minimum(bound, hull)
 
 
-def _dinkelbach(weights: Tensor, pull: Tensor, new: Tensor, gone: int, mass: float) -> Tensor:
+def _dinkelbach(weights: Tensor, pull: Tensor, new: Tensor, removed: int, mass: float) -> Tensor:
     """max over D of (sum_D c + m r) / (1 - p(D) + m); inf where nothing need be left. (...)"""
     t = torch.zeros_like(new)
     for _ in range(_STEPS):
-        chosen = (pull + t.unsqueeze(-1) * weights).topk(gone, -1).indices
+        chosen = (pull + t.unsqueeze(-1) * weights).topk(removed, -1).indices
         left = weights.scatter(-1, chosen, 0.0).sum(-1) + mass  # not one less: that would cancel
         better = (pull.gather(-1, chosen).sum(-1) + mass * new) / left
         better = torch.where(left > _LEAST, better, math.inf)
@@ -193,10 +193,10 @@ class TokenTrials(Trials):
 
     def quotient(self, state: State) -> Tensor:
         ranks, scores, new = state
-        kept = torch.ones_like(ranks)
-        if self.change.gone:
-            kept = kept.scatter(-1, ranks.topk(self.change.gone, -1).indices, 0.0)
-        mass = torch.cat([kept * self.weights, self.change.odds * scores.exp()], -1)
+        mask = torch.ones_like(ranks)
+        if self.change.removed:
+            mask = mask.scatter(-1, ranks.topk(self.change.removed, -1).indices, 0.0)
+        mass = torch.cat([mask * self.weights, self.change.odds * scores.exp()], -1)
         heavy = _heaviest(self.weights, self.values)
         about = self.values - heavy
         values = torch.cat([about.expand(len(ranks), -1, -1), new - heavy], -2)

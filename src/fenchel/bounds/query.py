@@ -106,8 +106,8 @@ def query_lipschitz(
         unit=temperature / (float(distances(keys).max()) or 1.0),
         guesses=_edges(keys, values, temperature, norm, domain),
     )
-    given = f"{domain}; these keys and values; scores <q, k> / {temperature:g}, {omega}"
-    return Bound("query to output", bound, norm, (given,), MapTrials(attention, begin))
+    assumption = f"{domain}; these keys and values; scores <q, k> / {temperature:g}, {omega}"
+    return Bound("query to output", bound, norm, (assumption,), MapTrials(attention, begin))
 
 
 def query_bound(

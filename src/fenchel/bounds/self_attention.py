@@ -42,7 +42,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, check_whole
+from fenchel._numerics import check_positive, check_tensor, check_whole
 from fenchel.bounds.bound import Bound
 from fenchel.bounds.domain import Ball, Everywhere
 from fenchel.bounds.maps import Guesses, MapTrials, TrialStart, VectorMap
@@ -79,11 +79,10 @@ class Head:
         if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float):
             kind = type(self.temperature).__name__
             raise TypeError(f"temperature must be a number, got {kind}; softmax only, use .item()")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be finite and > 0, got {self.temperature}")
+        check_positive(self.temperature, "temperature")
         for name in ("query", "key", "value", "query_bias", "value_bias"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, None if given is None else given.detach())
+            matrix = getattr(self, name)
+            object.__setattr__(self, name, None if matrix is None else matrix.detach())
 
     def bound(self, tokens: int, radius: float, norm: VectorNorm = 2.0) -> float:
         form = self.key.mT.double() @ self.query.double()  # A
@@ -159,8 +158,8 @@ def self_attention_lipschitz(
     shape, ball = (tokens, heads[0].query.shape[1]), Ball(float(radius))
     guesses = _clusters(shape, ball) if norm == 2 else None
     trials = MapTrials(VectorMap(function, shape, ball, norm, reach), TrialStart(radius, guesses))
-    given = (f"{ball}", f"{tokens} tokens", "softmax of dot products, these matrices")
-    return Bound("self-attention", bound, norm, given, trials)
+    assumptions = (f"{ball}", f"{tokens} tokens", "softmax of dot products, these matrices")
+    return Bound("self-attention", bound, norm, assumptions, trials)
 
 
 def _bound_and_reach(
@@ -234,8 +233,7 @@ def gaussian_attention_lipschitz(
             f"value must be (e, {projection.shape[0]}), applied to the projected tokens, "
             f"got {tuple(value.shape)}"
         )
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be finite and > 0, got {temperature}")
+    check_positive(temperature, "temperature")
     bound = gaussian_constant(tokens, norm) * spectral(projection) * spectral(value)
 
     def function(x: Tensor) -> Tensor:
@@ -246,8 +244,8 @@ def gaussian_attention_lipschitz(
     unit = math.sqrt(temperature) / (spectral(projection) or 1.0)
     shape = (tokens, projection.shape[1])
     trials = MapTrials(VectorMap(function, shape, Everywhere(), norm), TrialStart(unit, far=1e3))
-    given = ("all inputs", f"{tokens} tokens", "one projection for queries, keys and values")
-    return Bound("Gaussian self-attention", bound, norm, given, trials)
+    assumptions = ("all inputs", f"{tokens} tokens", "one projection for queries, keys and values")
+    return Bound("Gaussian self-attention", bound, norm, assumptions, trials)
 
 
 def _clusters(shape: tuple[int, int], ball: Ball) -> Guesses:

@@ -6,7 +6,7 @@ context = values.expect(density)
 """
 
 from fenchel.continuous.bases import (
-    Estimate,
+    ExpectationWithError,
     GaussianBasis,
     ParaboloidBasis,
     cell_centers,
@@ -34,7 +34,7 @@ __all__ = [
     "MDL",
     "Density",
     "Ellipsoid",
-    "Estimate",
+    "ExpectationWithError",
     "Gaussian",
     "GaussianBasis",
     "Mixture",

@@ -81,11 +81,10 @@ def gaussian_moments(centre: Tensor, deviation: Tensor, rule: Rule) -> Moments:
     parts = zip(
         centre.reshape(-1, d).split(_CHUNK), deviation.reshape(-1, d).split(_CHUNK), strict=True
     )
-    found = [_moments(a, m, rule) for a, m in parts]
-    joined = (
-        torch.cat([getattr(one, name) for one in found]) for name in ("zeroth", "first", "second")
-    )
-    return Moments(*joined).reshape(batch)
+    chunks = [_moments(a, m, rule) for a, m in parts]
+    names = ("zeroth", "first", "second")
+    moments = (torch.cat([getattr(chunk, name) for chunk in chunks]) for name in names)
+    return Moments(*moments).reshape(batch)
 
 
 def _moments(a: Tensor, m: Tensor, rule: Rule) -> Moments:
@@ -103,9 +102,9 @@ def _moments(a: Tensor, m: Tensor, rule: Rule) -> Moments:
         inner = a[row, :axis].square().sum(-1).sqrt(), m[row, 0]
         ends = _pieces(low, high, radius, *inner, rule.reach)
         first, last = torch.cat(ends[:-1]), torch.cat(ends[1:])
-        kept = (last > first).nonzero().squeeze(-1)
-        source = kept % len(row)
-        angle, w = _in_pieces([first[kept, None], last[kept, None]], legendre(rule.nodes, a), 0)
+        piece = (last > first).nonzero().squeeze(-1)
+        source = piece % len(row)
+        angle, w = _in_pieces([first[piece, None], last[piece, None]], legendre(rule.nodes, a), 0)
         pair, left = row[source], radius[source, None]
         y, radius = left * angle.sin(), left * angle.cos()
         across, size = a[pair, axis, None], m[pair, axis, None]

@@ -28,14 +28,16 @@ class Basis(Protocol):
     def expectation(self, density: Density, tolerance: float | None = None) -> Tensor: ...
 
 
-class Estimate(NamedTuple):
+class ExpectationWithError(NamedTuple):
     """Expected basis functions and how wrong they may be, both (..., N)."""
 
     value: Tensor
     error: Tensor
 
 
-def expect_with_error(density: Any, basis: Basis, tolerance: float | None = None) -> Estimate:
+def expect_with_error(
+    density: Any, basis: Basis, tolerance: float | None = None
+) -> ExpectationWithError:
     """`density.expect(basis)` with an estimate of its error: the distance to a finer computation.
 
     >>> basis = GaussianBasis.grid(10, 0.001, 2)
@@ -48,7 +50,7 @@ def expect_with_error(density: Any, basis: Basis, tolerance: float | None = None
     value = density.expect(basis, tolerance)
     with torch.no_grad():
         finer = density.expect(basis, max(1e-3 * tolerance, _LEAST_TOLERANCE))
-    return Estimate(value, (value.detach() - finer).abs())
+    return ExpectationWithError(value, (value.detach() - finer).abs())
 
 
 class GaussianBasis:
@@ -61,7 +63,7 @@ class GaussianBasis:
     """
 
     def __init__(self, centers: Tensor, covariances: Tensor) -> None:
-        self.centers, self.covariances = _checked(centers, covariances, "covariances")
+        self.centers, self.covariances = _read_basis(centers, covariances, "covariances")
 
     @classmethod
     def grid(
@@ -99,14 +101,18 @@ class GaussianBasis:
             return expectations.under_paraboloid(mean, scale, centre, covariance, tolerance)
         eps = _eps(density).unsqueeze(-1)
         operands = (mean, scale, centre, covariance)
-        made = expectations.under_tsallis(*operands, _away_from_zero(eps, _SMALLEST), tolerance)
+        expectation = expectations.under_tsallis(
+            *operands, _away_from_zero(eps, _SMALLEST), tolerance
+        )
         if not has(eps < _SMALLEST):
-            return made
+            return expectation
         # The value and derivatives of the Gaussian, and the derivative in alpha of the others.
         fixed = (mean.detach(), scale.detach(), centre.detach(), covariance.detach())
         slope = expectations.under_tsallis(*fixed, _away_from_zero(eps, _SMALLEST), tolerance)
-        gaussian = expectations.under_gaussian(*operands).to(made.dtype) + (slope - slope.detach())
-        return torch.where(eps < _SMALLEST, gaussian, made)
+        gaussian = expectations.under_gaussian(*operands).to(expectation.dtype) + (
+            slope - slope.detach()
+        )
+        return torch.where(eps < _SMALLEST, gaussian, expectation)
 
 
 class ParaboloidBasis:
@@ -116,7 +122,7 @@ class ParaboloidBasis:
     """
 
     def __init__(self, centers: Tensor, scales: Tensor) -> None:
-        self.centers, self.scales = _checked(centers, scales, "scales")
+        self.centers, self.scales = _read_basis(centers, scales, "scales")
 
     @classmethod
     def grid(
@@ -148,22 +154,22 @@ class ParaboloidBasis:
         _check_dim(density, self.centers)
         tolerance = _tolerance(tolerance, density)
         mean, scale = density.mean.unsqueeze(-2), density.scale.unsqueeze(-3)
-        centre, own = self.centers.to(mean.device), self.scales.to(mean.device)
+        centre, basis_scale = self.centers.to(mean.device), self.scales.to(mean.device)
         if _is(density, 1.0):  # the integral of a product does not mind which factor is the density
-            return expectations.under_paraboloid(centre, own, mean, scale, tolerance)
+            return expectations.under_paraboloid(centre, basis_scale, mean, scale, tolerance)
         if density.dim > 2:
             raise ValueError(
                 f"paraboloids under a sparse density need d <= 2, got {density.dim}; "
                 "use GaussianBasis, or a Gaussian density"
             )
         eps = _eps(density).unsqueeze(-1)
-        made = overlap(mean, scale, eps.clamp_min(_NEAR), centre, own, tolerance)
+        expectation = overlap(mean, scale, eps.clamp_min(_NEAR), centre, basis_scale, tolerance)
         if not has(eps < _NEAR):
-            return made
+            return expectation
         # Next to alpha = 1 a straight line from the Gaussian: the bend is of the order of _NEAR^2.
-        gaussian = expectations.under_paraboloid(centre, own, mean, scale, tolerance)
-        part = (eps / _NEAR).to(made.dtype)
-        return torch.where(eps < _NEAR, gaussian + part * (made - gaussian), made)
+        gaussian = expectations.under_paraboloid(centre, basis_scale, mean, scale, tolerance)
+        part = (eps / _NEAR).to(expectation.dtype)
+        return torch.where(eps < _NEAR, gaussian + part * (expectation - gaussian), expectation)
 
 
 _LEAST_TOLERANCE = 1e-14
@@ -197,7 +203,7 @@ def cell_centers(
     return torch.tensor(list(itertools.product(*lines)), dtype=dtype, device=device)
 
 
-def _checked(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _read_basis(centers: Tensor, squares: Tensor, name: str) -> tuple[Tensor, Tensor]:
     check_tensor(centers, "centers")
     check_tensor(squares, name)
     if centers.dim() != 2 or not centers.is_floating_point() or 0 in centers.shape:

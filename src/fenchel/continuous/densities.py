@@ -150,8 +150,8 @@ class Density(Distribution):
                 f"target must have the dimension and alpha of the prediction, {self.dim} and "
                 f"{self.alpha}, got {target.dim} and {target.alpha}"
             )
-        omega, own = -target.entropy(), -self.entropy()
-        return omega - own + self._mean_score(self) - self._mean_score(target)
+        omega_target, omega_self = -target.entropy(), -self.entropy()
+        return omega_target - omega_self + self._mean_score(self) - self._mean_score(target)
 
     def _mean_score(self, of: Density) -> Tensor:
         """E_of[f], f the score of this density. (...)"""
@@ -190,10 +190,10 @@ class Density(Distribution):
         half_log_det = matrices.half_log_det(factor64).to(dtype)
         of_scale = tsallis.half_log_det_of_scale(eps, d, half_log_det)
         factor = tsallis.covariance_factor(eps, d, tsallis.log_peak(eps, d, of_scale))
-        made = cls._like(mean, covariance / factor[..., None, None], alpha)
+        density = cls._like(mean, covariance / factor[..., None, None], alpha)
         # Rounded to float32 a thin scale has another determinant: the one meant is kept.
-        made._half_log_det = of_scale.expand(made.batch_shape)
-        return made
+        density._half_log_det = of_scale.expand(density.batch_shape)
+        return density
 
     @classmethod
     def _of_canonical(cls, theta1: Tensor, theta2: Tensor, alpha: float | Tensor) -> Self:
@@ -220,9 +220,9 @@ class Density(Distribution):
             self._mean.expand(*shape, self.dim),
             self._scale.expand(*shape, *self._scale.shape[-2:]),
         )
-        made = type(self)._like(mean, scale, alpha)
-        made._half_log_det = self._half_log_det.expand(shape)
-        return made
+        density = type(self)._like(mean, scale, alpha)
+        density._half_log_det = self._half_log_det.expand(shape)
+        return density
 
     def __getitem__(self, index: Any) -> Self:
         """Some of the batch, indexed as a tensor of the batch's shape is."""
@@ -232,9 +232,9 @@ class Density(Distribution):
         if isinstance(alpha, Tensor):
             alpha = alpha.expand(batch).reshape(-1)[chosen]
         scale = self._scale.reshape(-1, d, d)[chosen]
-        made = type(self)._like(self._mean.reshape(-1, d)[chosen], scale, alpha)
-        made._half_log_det = self._half_log_det.reshape(-1)[chosen]
-        return made
+        density = type(self)._like(self._mean.reshape(-1, d)[chosen], scale, alpha)
+        density._half_log_det = self._half_log_det.reshape(-1)[chosen]
+        return density
 
     def __repr__(self) -> str:
         batch = tuple(self.batch_shape)

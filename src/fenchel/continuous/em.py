@@ -32,7 +32,7 @@ from fenchel.continuous.moments import (
     checked_weights,
     least_variance,
     moments_with_floor,
-    normalised,
+    normalise,
 )
 from fenchel.regularizers import Regularizer, Shannon
 from fenchel.regularizers.contract import resolve_regularizer
@@ -145,14 +145,14 @@ def fit_mixture(
     _check_tolerance(tolerance)
     data = _data(weights, positions, iterations, floor, modes=modes)
     regularizer = Shannon() if regularizer is None else resolve_regularizer(regularizer)
-    begun = _begin(start, data, modes)
-    made = _iterate(begun, data, iterations, tolerance, regularizer)
-    best = _best(made, data)
+    initial = _begin(start, data, modes)
+    fits = _iterate(initial, data, iterations, tolerance, regularizer)
+    best = _best(fits, data)
     if family is Gaussian:
         return Mixture(best.mixing, Gaussian(best.mean + data.origin, best.covariance))
     if family is Paraboloid:
-        modes_made = Paraboloid.from_covariance(best.mean + data.origin, best.covariance)
-        return Mixture(best.mixing, modes_made)
+        components = Paraboloid.from_covariance(best.mean + data.origin, best.covariance)
+        return Mixture(best.mixing, components)
     raise TypeError(f"family must be Gaussian or Paraboloid, got {family!r}")
 
 
@@ -179,7 +179,7 @@ def _data(weights: Tensor, positions: Tensor, iterations: int, floor: float, **m
             )
     least = least_variance(positions, floor)
     origin = positions.detach().mean(0)  # far from zero, squares would lose the digits
-    return Data(normalised(weights), positions - origin, origin, least)
+    return Data(normalise(weights), positions - origin, origin, least)
 
 
 def _starting(start: Start | None, usual: Start, allowed: str) -> Start:
@@ -273,11 +273,11 @@ def _joint(now: Parameters, data: Data) -> Tensor:
     return log_mixing(now.mixing).unsqueeze(-1) + matrices.normal_log_density(apart, factor)
 
 
-def _best(made: Parameters, data: Data) -> Parameters:
+def _best(fits: Parameters, data: Data) -> Parameters:
     """Of the restarts, for each member of the batch. (R, ..., K) -> (..., K)"""
-    if made.mixing.shape[0] == 1:
-        return Parameters(*(x[0] for x in made))
-    return _chosen(made, _leading(log_likelihood(made, data)))
+    if fits.mixing.shape[0] == 1:
+        return Parameters(*(x[0] for x in fits))
+    return _choose(fits, _leading(log_likelihood(fits, data)))
 
 
 def _leading(likelihood: Tensor) -> Tensor:
@@ -291,14 +291,14 @@ def _leading(likelihood: Tensor) -> Tensor:
     return (likelihood >= best - rounding).to(torch.int8).argmax(0)
 
 
-def _chosen(made: Parameters, index: Tensor) -> Parameters:
-    """made (R, ..., K), index (...)"""
+def _choose(candidates: Parameters, index: Tensor) -> Parameters:
+    """candidates (R, ..., K), index (...)"""
 
     def pick(x: Tensor) -> Tensor:
         where_to = index.reshape(1, *index.shape, *(1,) * (x.dim() - 1 - index.dim()))
         return x.gather(0, where_to.expand(1, *x.shape[1:])).squeeze(0)
 
-    return Parameters(*(pick(x) for x in made))
+    return Parameters(*(pick(x) for x in candidates))
 
 
 def _pieces(positions: Tensor, modes: int) -> Tensor:
@@ -402,26 +402,27 @@ def select_mixture(
     data = _data(weights, positions, iterations, floor, max_modes=max_modes)
     allowed = "Regions() or Random(), which start any number of modes"
     start = _starting(start, Random(), allowed)
-    found, criteria = [], []
+    fits, criteria = [], []
     for modes in range(1, max_modes + 1):
-        begun = (Regions() if modes == 1 else start).parameters(data, modes)
-        made = _best(_iterate(begun, data, iterations, tolerance, Shannon()), data)
+        initial = (Regions() if modes == 1 else start).parameters(data, modes)
+        fit = _best(_iterate(initial, data, iterations, tolerance, Shannon()), data)
         cost = price(modes, positions.shape[1], len(positions))
-        criteria.append(-2 * len(positions) * log_likelihood(made, data).detach() + cost)
-        found.append(_padded(made, max_modes))
-    stacked = Parameters(*(torch.stack(x) for x in zip(*found, strict=True)))
-    best = _chosen(stacked, torch.stack(criteria).argmin(0))
+        criteria.append(-2 * len(positions) * log_likelihood(fit, data).detach() + cost)
+        fits.append(_pad(fit, max_modes))
+    stacked = Parameters(*(torch.stack(x) for x in zip(*fits, strict=True)))
+    best = _choose(stacked, torch.stack(criteria).argmin(0))
     return Mixture(best.mixing, Gaussian(best.mean + data.origin, best.covariance))
 
 
-def _padded(made: Parameters, modes: int) -> Parameters:
+def _pad(parameters: Parameters, modes: int) -> Parameters:
     """Copies of the first component with mixing weight 0 up to so many."""
-    missing = modes - made.mixing.shape[-1]
-    zero = torch.zeros_like(made.mixing[..., :1]).expand(*made.mixing.shape[:-1], missing)
-    mean = made.mean[..., :1, :].expand(*made.mean.shape[:-2], missing, -1)
-    covariance = made.covariance[..., :1, :, :].expand(*made.covariance.shape[:-3], missing, -1, -1)
+    mixing, mean, covariance = parameters
+    missing = modes - mixing.shape[-1]
+    zero = torch.zeros_like(mixing[..., :1]).expand(*mixing.shape[:-1], missing)
+    means = mean[..., :1, :].expand(*mean.shape[:-2], missing, -1)
+    covariances = covariance[..., :1, :, :].expand(*covariance.shape[:-3], missing, -1, -1)
     return Parameters(
-        torch.cat([made.mixing, zero], -1),
-        torch.cat([made.mean, mean], -2),
-        torch.cat([made.covariance, covariance], -3),
+        torch.cat([mixing, zero], -1),
+        torch.cat([mean, means], -2),
+        torch.cat([covariance, covariances], -3),
     )

@@ -49,10 +49,10 @@ def under_paraboloid(
     """alpha = 2. Operands (..., d) and (..., d, d) broadcast. (...)"""
     operands, dtype = _pairs(mean, scale, centre, covariance)
     if transformed():
-        made = _pulled_back(*operands, torch.ones_like(operands[0][..., 0]), tolerance)
+        value = _pulled_back(*operands, torch.ones_like(operands[0][..., 0]), tolerance)
     else:
-        made = _Paraboloid.apply(*operands, tolerance)  # type: ignore[no-untyped-call]
-    return made.to(dtype)
+        value = _Paraboloid.apply(*operands, tolerance)  # type: ignore[no-untyped-call]
+    return value.to(dtype)
 
 
 def under_tsallis(
@@ -96,10 +96,10 @@ class _Frame:
         eps = torch.as_tensor(eps, dtype=mean.dtype, device=mean.device)
         self.peak = tsallis.log_peak(eps, d, self.half_log_det)
         self.radius = (2 * (eps * self.peak).exp() / eps).sqrt()
-        own = matrices.inverse_of_factor(self.factor) / self.radius[..., None, None]
-        variances, self.axes = matrices.principal_axes(own @ covariance @ own.mT)
-        at = matrices.multiply(own, centre - mean)
-        self.inverse = own
+        inverse = matrices.inverse_of_factor(self.factor) / self.radius[..., None, None]
+        variances, self.axes = matrices.principal_axes(inverse @ covariance @ inverse.mT)
+        at = matrices.multiply(inverse, centre - mean)
+        self.inverse = inverse
         self.centre = matrices.multiply(self.axes.mT, at)
         tiny = torch.finfo(mean.dtype).tiny
         self.deviation = variances.clamp_min(tiny).sqrt()
@@ -121,15 +121,15 @@ class _Paraboloid(torch.autograd.Function):
         ctx.tolerance = tolerance
         operands, rule = (mean, scale, centre, covariance), Rule.closed(tolerance)
         if against_continuous(mean) is None:
-            wanted = any(ctx.needs_input_grad[:2])
+            differentiate = any(ctx.needs_input_grad[:2])
             value, *slopes = kernels.paraboloid_expectation(
-                *operands, rule.reach, -math.log10(tolerance), wanted
+                *operands, rule.reach, -math.log10(tolerance), differentiate
             )
         else:
             value, *slopes = by_moments(*operands, rule)
         ctx.save_for_backward(*operands, *slopes)
-        made: Tensor = value
-        return made
+        expectation: Tensor = value
+        return expectation
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -163,7 +163,7 @@ def by_moments(
 
 
 def _again(
-    operands: list[Tensor], gradient: Tensor, wanted: tuple[bool, ...], tolerance: float
+    operands: list[Tensor], gradient: Tensor, needs: tuple[bool, ...], tolerance: float
 ) -> list[Tensor | None]:
     """The first derivative as a function that can be differentiated itself."""
     create = torch.is_grad_enabled()
@@ -172,10 +172,10 @@ def _again(
             x if create and x.requires_grad else x.detach().requires_grad_() for x in operands
         ]
         ones = torch.ones_like(leaves[0][..., 0])
-        made = _in_parts(_pulled_back, (*leaves, ones), tolerance)
-        chosen = [leaf for leaf, needed in zip(leaves, wanted, strict=False) if needed]
-        found = iter(torch.autograd.grad(made, chosen, gradient, create_graph=create))
-    return [next(found) if needed else None for needed in wanted[:4]]
+        value = _in_parts(_pulled_back, (*leaves, ones), tolerance)
+        chosen = [leaf for leaf, needed in zip(leaves, needs, strict=False) if needed]
+        slopes = iter(torch.autograd.grad(value, chosen, gradient, create_graph=create))
+    return [next(slopes) if needed else None for needed in needs[:4]]
 
 
 def _pulled_back(
@@ -226,5 +226,5 @@ def _in_parts(
         return work(*operands, tolerance)
     flat = [x.reshape(-1, *x.shape[len(batch) :]) for x in operands]
     parts = zip(*(x.split(each) for x in flat), strict=True)
-    made = [checkpoint(work, *part, tolerance, use_reentrant=False) for part in parts]
-    return torch.cat(made).reshape(batch)
+    values = [checkpoint(work, *part, tolerance, use_reentrant=False) for part in parts]
+    return torch.cat(values).reshape(batch)

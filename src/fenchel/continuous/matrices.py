@@ -57,10 +57,10 @@ def cholesky(matrix: Tensor) -> Tensor:
     for i in range(d):
         row: list[Tensor] = []
         for j in range(i + 1):
-            rest = matrix[..., i, j]
+            remainder = matrix[..., i, j]
             for k in range(j):
-                rest = rest - row[k] * (row[k] if i == j else rows[j][k])
-            row.append(rest.sqrt() if i == j else rest / rows[j][j])
+                remainder = remainder - row[k] * (row[k] if i == j else rows[j][k])
+            row.append(remainder.sqrt() if i == j else remainder / rows[j][j])
         rows.append(row)
     zero = torch.zeros_like(rows[0][0])
     full = [torch.stack([*row, *[zero] * (d - len(row))], -1) for row in rows]
@@ -81,18 +81,18 @@ def solve_lower(factor: Tensor, vector: Tensor) -> Tensor:
         full = factor.expand(*shape, d)
         solved: Tensor = torch.linalg.solve_triangular(full, column, upper=False)
         return solved.squeeze(-1)
-    found = _substitute(factor, list(vector.unbind(-1)))
-    return torch.stack(torch.broadcast_tensors(*found), -1)
+    coordinates = _substitute(factor, list(vector.unbind(-1)))
+    return torch.stack(torch.broadcast_tensors(*coordinates), -1)
 
 
 def _substitute(factor: Tensor, parts: list[Tensor]) -> list[Tensor]:
     """The coordinates of L^-1 v from those of v, each of the batch's shape."""
-    found: list[Tensor] = []
-    for i, rest in enumerate(parts):
+    solution: list[Tensor] = []
+    for i, remainder in enumerate(parts):
         for k in range(i):
-            rest = rest - factor[..., i, k] * found[k]
-        found.append(rest / factor[..., i, i])
-    return found
+            remainder = remainder - factor[..., i, k] * solution[k]
+        solution.append(remainder / factor[..., i, i])
+    return solution
 
 
 def multiply(matrix: Tensor, vector: Tensor) -> Tensor:

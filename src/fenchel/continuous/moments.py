@@ -27,12 +27,12 @@ def weighted_moments(
     weights, positions = checked_weights(weights, positions)
     origin = positions.detach().mean(0)  # far from zero, squares would lose the digits
     mean, covariance = moments_with_floor(
-        normalised(weights), positions - origin, least_variance(positions, floor)
+        normalise(weights), positions - origin, least_variance(positions, floor)
     )
     return mean + origin, covariance
 
 
-def normalised(weights: Tensor) -> Tensor:
+def normalise(weights: Tensor) -> Tensor:
     """Divided by their sum, which may be beyond the largest float."""
     weights = weights / weights.detach().amax(-1, keepdim=True)
     return weights / weights.sum(-1, keepdim=True)

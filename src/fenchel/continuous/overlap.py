@@ -21,7 +21,7 @@ _REACH = 9.0  # deviations of exp(-|u|^2 / eps), which bounds the density
 
 
 def under_tsallis(
-    mean: Tensor, scale: Tensor, eps: Tensor, centre: Tensor, own: Tensor, tolerance: float
+    mean: Tensor, scale: Tensor, eps: Tensor, centre: Tensor, basis_scale: Tensor, tolerance: float
 ) -> Tensor:
     """Operands broadcast; eps = alpha - 1 > 0 (...). (...)
 
@@ -29,7 +29,9 @@ def under_tsallis(
     """
     dtype = torch.promote_types(mean.dtype, centre.dtype)
     inner = certificate_dtype(mean.device)
-    mean, scale, eps, centre, own = (x.to(inner) for x in (mean, scale, eps, centre, own))
+    mean, scale, eps, centre, basis_scale = (
+        x.to(inner) for x in (mean, scale, eps, centre, basis_scale)
+    )
     d = mean.shape[-1]
     factor, one = matrices.cholesky(scale), torch.ones((), dtype=inner, device=mean.device)
     half_log_det = matrices.half_log_det(factor)
@@ -37,8 +39,8 @@ def under_tsallis(
     radius = (2 * (eps * peak).exp() / eps).sqrt()
     back = matrices.inverse_of_factor(factor) / radius[..., None, None]
     at = matrices.multiply(back, centre - mean)
-    shape = back @ matrices.symmetric(own) @ back.mT
-    level = tsallis.log_peak(one, d, matrices.half_log_det(matrices.cholesky(own))).exp()
+    shape = back @ matrices.symmetric(basis_scale) @ back.mT
+    level = tsallis.log_peak(one, d, matrices.half_log_det(matrices.cholesky(basis_scale))).exp()
     bound = torch.where(eps < 1, (_REACH * (eps / 2).sqrt()).clamp_max(1.0), 1.0).detach()
     exact = not transformed() and bool((eps == 1).all())
     volume = half_log_det + d * radius.log()
@@ -101,13 +103,15 @@ def _on_a_plane(
     y, w_y = _between(low, high, turned)  # (..., n)
     far = y - at[..., 1:2]
     slope = (mixed / var_y).unsqueeze(-1)
-    given = (var_x - mixed.square() / var_y).unsqueeze(-1)  # of x for a given y
+    var_x_given_y = (var_x - mixed.square() / var_y).unsqueeze(-1)
     left = (level.unsqueeze(-1) - far.square() / (2 * var_y.unsqueeze(-1))).clamp_min(0)
-    middle, half = at[..., 0:1] + slope * far, _root(2 * left * given)
+    middle, half = at[..., 0:1] + slope * far, _root(2 * left * var_x_given_y)
     ball_half = torch.minimum(_root(1 - y.square()), bound.unsqueeze(-1))
     ends = torch.maximum(middle - half, -ball_half), torch.minimum(middle + half, ball_half)
     x, w_x = _between(*ends, _inner_rule(exact, at))  # (..., n, n')
-    psi = left.unsqueeze(-1) - (x - middle.unsqueeze(-1)).square() / (2 * given.unsqueeze(-1))
+    psi = left.unsqueeze(-1) - (x - middle.unsqueeze(-1)).square() / (
+        2 * var_x_given_y.unsqueeze(-1)
+    )
     product = psi.clamp_min(0) * _density(
         eps[..., None, None], x.square() + y.square().unsqueeze(-1)
     )

@@ -101,7 +101,7 @@ class Values:
     @property
     def coefficients(self) -> Tensor:
         """B', (..., N, channels)"""
-        return weighted(self.fit.operator.mT, self.features)
+        return average_features(self.fit.operator.mT, self.features)
 
     def __call__(self, points: Tensor) -> Tensor:
         """V at points (P, d). (..., P, channels)"""
@@ -109,7 +109,7 @@ class Values:
         at = self.fit.basis(points).to(operator.dtype)
         with full_precision(at):
             weights = at @ operator.mT  # (P, L)
-        return weighted(weights, self.features)
+        return average_features(weights, self.features)
 
     def expect(self, density: Any, tolerance: float | None = None) -> Tensor:
         """E[V] under each density; its batch broadcasts with the features'. (..., channels)
@@ -125,13 +125,13 @@ class Values:
         _check_batches(expected.shape[:-1], self.features)
         with full_precision(expected):
             weights = expected.to(self.fit.operator.dtype) @ self.fit.operator.mT  # (..., L)
-        return weighted(weights.unsqueeze(-2), self.features).squeeze(-2)
+        return average_features(weights.unsqueeze(-2), self.features).squeeze(-2)
 
     def __repr__(self) -> str:
         return f"Values(features {tuple(self.features.shape)}, {self.fit})"
 
 
-def weighted(weights: Tensor, features: Tensor) -> Tensor:
+def average_features(weights: Tensor, features: Tensor) -> Tensor:
     """weights (..., P, L) @ features (..., L, channels), in the features' dtype.
 
     Half precision is computed in float32, as everywhere.

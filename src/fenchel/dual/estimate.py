@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from fenchel._numerics import check_whole, transformed, where
 from fenchel._solution import Status
 from fenchel.continuous import matrices
 from fenchel.dual import newton
-from fenchel.dual.problem import EstimationProblem, make_problem
+from fenchel.dual.problem import EstimationProblem, empty_search, make_problem
 from fenchel.dual.result import Estimate, Unrounded
 
 # Deciphering Attention, eq. 3 and theorem 1.
@@ -106,13 +107,13 @@ def second_order(
 
 def _keep_preference(problem: EstimationProblem, best: newton.Minimiser) -> newton.Minimiser:
     """Without evidence the preference is the answer: no rounding of a search."""
-    asked = (problem.evidence.detach() != 0).any(-1)
-    given = problem.preference.detach().log()
+    has_evidence = (problem.evidence.detach() != 0).any(-1)
+    log_preference = problem.preference.detach().log()
     return replace(
         best,
-        log_weights=torch.where(asked.unsqueeze(-1), best.log_weights, given),
-        gap=where(asked, best.gap, 0.0),
-        steps=torch.where(asked, best.steps, torch.zeros_like(best.steps)),
+        log_weights=torch.where(has_evidence.unsqueeze(-1), best.log_weights, log_preference),
+        gap=where(has_evidence, best.gap, 0.0),
+        steps=torch.where(has_evidence, best.steps, torch.zeros_like(best.steps)),
     )
 
 
@@ -219,17 +220,8 @@ def _minimise(
 
 
 @_minimise.register_fake
-def _(
-    templates: Tensor,
-    log_preference: Tensor,
-    target: Tensor,
-    reliability: Tensor,
-    tolerance: float,
-    max_steps: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    row = log_preference[..., 0]
-    whole = torch.empty_like(row, dtype=torch.int64)
-    return torch.empty_like(log_preference), torch.empty_like(row), whole, torch.empty_like(whole)
+def _(templates: Tensor, log_preference: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return empty_search(log_preference)
 
 
 register_vmap(_minimise, 4)
@@ -280,8 +272,8 @@ def solve_curvature(
         eye = torch.eye(d, dtype=right.dtype, device=right.device)
         return matrices.solve(eye + centred.mT @ scaled, right * reliability)
     eye = torch.eye(n, dtype=right.dtype, device=right.device)
-    seen = (scaled @ right.unsqueeze(-1)).squeeze(-1)  # reliability w <t - h, right>
-    change = matrices.solve(eye + scaled @ centred.mT, seen)
+    image = (scaled @ right.unsqueeze(-1)).squeeze(-1)  # reliability w <t - h, right>
+    change = matrices.solve(eye + scaled @ centred.mT, image)
     return reliability * (right - (change.unsqueeze(-2) @ centred).squeeze(-2))
 
 

@@ -174,10 +174,10 @@ class _Point:
         """How far the weights are from those that their own multiplier asks for."""
         scores = self.multiplier @ problem.templates.mT + problem.log_preference
         potential = torch.logsumexp(scores, -1)
-        wanted = scores - potential.unsqueeze(-1)
+        log_target = scores - potential.unsqueeze(-1)
         on = self.log_weights > -torch.inf
-        self.residual = where(on, wanted - self.log_weights, 0.0)
-        self.gap = _divergence(self.weights, wanted.exp(), self.residual)
+        self.residual = where(on, log_target - self.log_weights, 0.0)
+        self.gap = _divergence(self.weights, log_target.exp(), self.residual)
         inner = (self.multiplier * problem.target).sum(-1)
         self.scale = 1 + self.objective.abs() + inner.abs() + potential.abs()
 
@@ -187,11 +187,11 @@ class _Point:
             setattr(self, name, value[:, index])
 
 
-def _divergence(weights: Tensor, wanted: Tensor, residual: Tensor) -> Tensor:
-    """KL(weights, wanted), residual = log wanted - log weights: a sum of terms >= 0."""
+def _divergence(weights: Tensor, target: Tensor, residual: Tensor) -> Tensor:
+    """KL(weights, target), residual = log target - log weights: a sum of terms >= 0."""
     series = residual.square() * (0.5 + residual * (1 / 6 + residual / 24))
     whole = torch.where(
-        residual.abs() < 1e-3, weights * series, wanted - weights - weights * residual
+        residual.abs() < 1e-3, weights * series, target - weights - weights * residual
     )
     return whole.clamp_min(0).sum(-1)
 
@@ -208,10 +208,10 @@ def _minimise(problem: EstimationRows, tolerance: float, max_steps: int) -> Mini
         if not bool(live.any()):
             break
         if len(live) == 1 and 4 * int(live.sum()) <= 3 * len(index):  # rows that are done drop out
-            kept = live[0].nonzero().squeeze(-1)
-            index, live, problem = index[kept], live[:, kept], problem.rows(kept)
-            point.rows(kept)
-            heat = heat[:, kept]
+            rows = live[0].nonzero().squeeze(-1)
+            index, live, problem = index[rows], live[:, rows], problem.rows(rows)
+            point.rows(rows)
+            heat = heat[:, rows]
         warm = problem.at_heat(heat)
         moved = _step(warm, point, live)
         moved.compare(warm)
@@ -355,20 +355,20 @@ def _by_gradients(
     def across(x: Tensor) -> Tensor:
         return x - root * (root * x).sum(-1, keepdim=True)
 
-    rest = across(root * residual)
-    size = rest.square().sum(-1, keepdim=True)
+    remainder = across(root * residual)
+    size = remainder.square().sum(-1, keepdim=True)
     goal = size * size.clamp(min(1e-14, loose), loose)
-    solution, search = torch.zeros_like(rest), rest
-    for _ in range(2 * rest.shape[-1] + 20):
-        seen = across(search + strength * problem.gram(root * search))
-        length = size / where(size > 0, (search * seen).sum(-1, keepdim=True), 1.0)
+    solution, search = torch.zeros_like(remainder), remainder
+    for _ in range(2 * remainder.shape[-1] + 20):
+        image = across(search + strength * problem.gram(root * search))
+        length = size / where(size > 0, (search * image).sum(-1, keepdim=True), 1.0)
         solution = solution + length * search
-        rest = rest - length * seen
-        before, size = size, rest.square().sum(-1, keepdim=True)
+        remainder = remainder - length * image
+        before, size = size, remainder.square().sum(-1, keepdim=True)
         size = where(size > goal, size, 0.0)  # rows that are done stand still
         if not bool(size.any()):
             break
-        search = rest + size / where(before > 0, before, 1.0) * search
+        search = remainder + size / where(before > 0, before, 1.0) * search
         search = where(size > 0, search, 0.0)
     return root * solution
 

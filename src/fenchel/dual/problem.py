@@ -47,6 +47,11 @@ class Layout:
         back = [order.index(axis) for axis in range(len(order))]
         return apart.permute((*back, *range(len(order), apart.dim())))
 
+    def unpack_filled(self, x: Tensor, empty: Tensor, missing: float) -> Tensor:
+        """The same, with `missing` in the rows (g, m) that are empty."""
+        row = empty.reshape(*empty.shape, *(1,) * (x.dim() - 2))
+        return self.unpack(where(~row, x, missing))
+
 
 @dataclass(frozen=True, eq=False)
 class EstimationProblem:
@@ -68,8 +73,7 @@ class EstimationProblem:
 
     def out(self, x: Tensor, missing: float = 0.0) -> Tensor:
         """(g, m, ...) as the caller's batch, `missing` in empty rows."""
-        row = self.empty.reshape(*self.empty.shape, *(1,) * (x.dim() - 2))
-        return self.layout.unpack(where(~row, x, missing))
+        return self.layout.unpack_filled(x, self.empty, missing)
 
 
 def make_problem(
@@ -118,12 +122,19 @@ def make_problem(
     )
 
 
+def empty_search(solution: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tensors such as a search returns: a solution (..., m, k); gap, steps and status (..., m)."""
+    row = solution[..., 0]
+    whole = torch.empty_like(row, dtype=torch.int64)
+    return torch.empty_like(solution), torch.empty_like(row), whole, torch.empty_like(whole)
+
+
 def broadcast(**shapes: torch.Size) -> torch.Size:
     """The batch shape of all; an error names what does not fit."""
     try:
         batch: torch.Size = torch.broadcast_shapes(*shapes.values())
     except RuntimeError:
-        shown = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        shown = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items() if shape)
         raise ValueError(f"the leading axes do not broadcast: {shown}") from None
     return batch
 

@@ -103,8 +103,8 @@ def within_radius(
     linearise = partial(_linearise, mask, settled)
     operands = (templates, preference, evidence, problem.goal)
     strength = attach(end.log_reliability, linearise, *operands).exp()
-    asked = where(~end.free.unsqueeze(-1), evidence.expand(*batch, -1), 0.0)
-    nearest = estimate(templates, preference, asked, strength, mask=mask)
+    evidence_used = where(~end.free.unsqueeze(-1), evidence.expand(*batch, -1), 0.0)
+    nearest = estimate(templates, preference, evidence_used, strength, mask=mask)
     status = nearest.status
     for rows, code in ((end.infeasible, Status.INFEASIBLE), (end.unreached, Status.MAX_STEPS)):
         status = torch.where(rows, torch.full_like(status, int(code)), status)
@@ -235,12 +235,12 @@ def _search(problem: _Problem) -> _SearchEnd:
         step = problem.correction(now.exp(), settled)
         low, high = torch.where(step.off > 0, now, low), torch.where(step.off <= 0, now, high)
         close = step.off.abs() <= 1e-14 + step.noise / goal
-        done = settled | close | (high - low <= 1e-13)
-        if bool(done.all()):
+        is_done = settled | close | (high - low <= 1e-13)
+        if bool(is_done.all()):
             break
         newton = now + step.off / step.fall
         inside = (newton > low) & (newton < high)
-        now = torch.where(done, now, torch.where(inside, newton, (low + high) / 2))
+        now = torch.where(is_done, now, torch.where(inside, newton, (low + high) / 2))
     for rows, tens in ((infeasible, _SURE), (beyond, _TENS)):
         now = torch.where(rows, unit + tens * math.log(10.0), now)
     return _SearchEnd(now, free, infeasible, beyond)

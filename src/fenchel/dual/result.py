@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import where
-from fenchel._solution import Status
+from fenchel._solution import Status, explain_statuses
 from fenchel.dual.problem import broadcast
 
 _ROUNDINGS = 16  # of the terms of a mean that may add up
@@ -121,32 +121,25 @@ class Estimate:
         """
         if not isinstance(other, Estimate):
             raise TypeError(f"other must be an Estimate, got {type(other).__name__}")
-        one, two = self.unrounded, other.unrounded
-        if one.mean.shape[-1] != two.mean.shape[-1]:
+        first, second = self.unrounded, other.unrounded
+        if first.mean.shape[-1] != second.mean.shape[-1]:
             raise ValueError(
-                f"the estimates have {one.mean.shape[-1]} and {two.mean.shape[-1]} coordinates; "
-                "compare two solutions of one problem"
+                f"the estimates have {first.mean.shape[-1]} and {second.mean.shape[-1]} "
+                "coordinates; compare two solutions of one problem"
             )
-        broadcast(this=one.noise.shape, other=two.noise.shape)
-        means = one.mean - two.mean + (one.centre - two.centre)
-        noise = one.noise + two.noise
-        doubt = one.multiplier_noise + two.multiplier_noise
+        broadcast(this=first.noise.shape, other=second.noise.shape)
+        means = first.mean - second.mean + (first.centre - second.centre)
+        noise = first.noise + second.noise
+        doubt = first.multiplier_noise + second.multiplier_noise
         return Deviation(
-            _relative(one.multiplier - two.multiplier, two.multiplier, doubt),
-            _relative(means, two.mean + two.centre, noise),
-            _relative(means, two.mean - two.prior_mean, noise),
+            _relative(first.multiplier - second.multiplier, second.multiplier, doubt),
+            _relative(means, second.mean + second.centre, noise),
+            _relative(means, second.mean - second.prior_mean, noise),
         )
 
     def explain(self) -> str:
         """One line for each status that occurs, with what to do about it."""
-        lines = []
-        for status in Status:
-            count = int((self.status == status).sum())
-            if count:
-                lines.append(
-                    f"{status.name}: {count} of {self.status.numel()} rows; {_REMEDIES[status]}"
-                )
-        return "\n".join(lines) or "no rows"
+        return explain_statuses(self.status, _REMEDIES)
 
     def __repr__(self) -> str:
         worst = Status(int(self.status.max())) if self.status.numel() else Status.OK

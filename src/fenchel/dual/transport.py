@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from fenchel._kernels.operators import register_vmap
 from fenchel._numerics import check_whole, where
 from fenchel._solution import Status
 from fenchel.continuous import matrices
+from fenchel.dual.problem import empty_search
 from fenchel.dual.result import Estimate, Unrounded
 from fenchel.dual.transport_attention import dot_product_transport
 from fenchel.dual.transport_newton import ENOUGH, MOST, Maximiser, TransportRows, maximise
@@ -134,9 +135,9 @@ def transport_first_order(
 
 def _keep_true_preference(problem: TransportProblem, best: Maximiser) -> Maximiser:
     """Without evidence the true preference is the answer: no rounding of a search."""
-    asked = (problem.evidence.detach() != 0).any(-1)
-    steps = torch.where(asked, best.steps, torch.zeros_like(best.steps))
-    return replace(best, v=where(asked.unsqueeze(-1), best.v, 0.0), steps=steps)
+    has_evidence = (problem.evidence.detach() != 0).any(-1)
+    steps = torch.where(has_evidence, best.steps, torch.zeros_like(best.steps))
+    return replace(best, v=where(has_evidence.unsqueeze(-1), best.v, 0.0), steps=steps)
 
 
 def true_preference(
@@ -186,9 +187,9 @@ def _assemble(
     apart = target - mean
     pull = 0.5 * (strength * apart.square()).sum(-1)
     price = 0.5 * (v.square() / strength).sum(-1)
-    given = problem.preference
-    entropy = -(given * where(given > 0, given, 1.0).log()).sum(-1)
-    rest = potential + problem.constant + entropy
+    preference = problem.preference
+    entropy = -(preference * where(preference > 0, preference, 1.0).log()).sum(-1)
+    offset = potential + problem.constant + entropy
     inner = (v * target).sum(-1)
     gap = 0.5 * (strength * (apart - v / strength).square()).sum(-1)
     steps = torch.zeros_like(gap, dtype=torch.int64)
@@ -206,8 +207,8 @@ def _assemble(
         multiplier=problem.out(problem.gamma * v).to(problem.dtype),
         weights=problem.out(weights).to(problem.dtype),
         mean=problem.out(mean + problem.centre).to(problem.dtype),
-        objective=problem.out(gamma * (pull + (v * mean).sum(-1) - rest)),
-        dual_value=problem.out(gamma * (inner - price - rest)),
+        objective=problem.out(gamma * (pull + (v * mean).sum(-1) - offset)),
+        dual_value=problem.out(gamma * (inner - price - offset)),
         gap=problem.out((gamma * gap).detach()),
         steps=problem.out(steps),
         status=problem.layout.unpack(status),
@@ -271,8 +272,8 @@ def solve_curvature(operands: _Operands, strength: Tensor, v: Tensor, right: Ten
         return matrices.solve(eye + strength.unsqueeze(-1) * spread, strength * right)
     inner = torch.diag_embed(weights.squeeze(-1)) - plan.mT @ (share * plan)  # S, (g, m, N, N)
     inner = strength.unsqueeze(-1) * inner
-    seen = inner @ (across @ right.unsqueeze(-1))  # (g, m, N, 1)
-    change = matrices.solve(eye + inner @ (across @ across.mT), seen.squeeze(-1))
+    image = inner @ (across @ right.unsqueeze(-1))  # (g, m, N, 1)
+    change = matrices.solve(eye + inner @ (across @ across.mT), image.squeeze(-1))
     return strength * (right - change @ templates)
 
 
@@ -331,18 +332,9 @@ def _maximise(
 
 @_maximise.register_fake
 def _(
-    templates: Tensor,
-    preference: Tensor,
-    logits: Tensor,
-    shifts: Tensor,
-    target: Tensor,
-    strength: Tensor,
-    tolerance: float,
-    max_steps: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    row = target[..., 0]
-    whole = torch.empty_like(row, dtype=torch.int64)
-    return torch.empty_like(target), torch.empty_like(row), whole, torch.empty_like(whole)
+    templates: Tensor, preference: Tensor, logits: Tensor, shifts: Tensor, target: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
+    return empty_search(target)
 
 
 register_vmap(_maximise, 4)

@@ -74,13 +74,13 @@ def dot_product_transport(
     templates = drop_copies(templates.to(inner), batch)
     layout = Layout.of(templates, batch)
     keys = group_templates(templates, layout)  # (g, N, d)
-    held = None if values is None else _group_values(values.to(inner), keys, layout)
+    content = None if values is None else _group_values(values.to(inner), keys, layout)
     shares, empty = normalise(layout.pack(preference.to(inner), 1))
     moved = reliability.unsqueeze(-1) * evidence.to(inner)
     moved = layout.pack(moved.expand(*batch, -1), 1)  # (g, m, d)
     heat = layout.pack(gamma, 0).unsqueeze(-1)
-    seen = None if mask is None else spread(mask.unsqueeze(-2), layout)  # (g, m|1, 1, N)
-    mean = _average(keys, held, shares, moved, heat, seen)
+    visible = None if mask is None else spread(mask.unsqueeze(-2), layout)  # (g, m|1, 1, N)
+    mean = _average(keys, content, shares, moved, heat, visible)
     return layout.unpack(where(~empty.unsqueeze(-1), mean, 0.0)).to(dtype)
 
 
@@ -109,26 +109,26 @@ def _average(
     shares: Tensor,
     moved: Tensor,
     gamma: Tensor,
-    seen: Tensor | None,
+    visible: Tensor | None,
 ) -> Tensor:
     """sum_j u_j attention(moved + t_j), some rows at a time. (g, m, e)"""
     groups, rows = shares.shape[:2]
     centre = keys.detach().mean(1, keepdim=True)  # the softmax is the same, rounding is less
     about = keys - centre
-    held = about if values is None else values
+    content = about if values is None else values
     some = max(1, _ENTRIES // max(1, groups * keys.shape[1] * keys.shape[2]))
-    parts = [moved.new_empty(groups, 0, held.shape[-1])]
+    parts = [moved.new_empty(groups, 0, content.shape[-1])]
     for start in range(0, rows, some):
         part = slice(start, start + some)
         query = (moved[:, part].unsqueeze(2) + keys.unsqueeze(1)) / gamma[:, part].unsqueeze(2)
-        if seen is None and against_average(query, groups, keys.shape[1]) is None:
-            parts.append(average.average_attention(query, about, held, shares[:, part]))
+        if visible is None and against_average(query, groups, keys.shape[1]) is None:
+            parts.append(average.average_attention(query, about, content, shares[:, part]))
             continue
-        allowed = seen if seen is None or seen.shape[1] == 1 else seen[:, part]
+        allowed = visible if visible is None or visible.shape[1] == 1 else visible[:, part]
         if allowed is not None:
             allowed = allowed | ~allowed.any(-1, keepdim=True)  # empty rows: dropped later
         # rows in the place of heads, (g, m', N, d), which all see the same keys
-        key, value = (x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (about, held))
+        key, value = (x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (about, content))
         with full_precision(query):
             outputs = attention(query, key, value, attn_mask=allowed, scale=1.0)
             parts.append((shares[:, part].unsqueeze(2) @ outputs).squeeze(2))

@@ -200,10 +200,10 @@ class _Run:
         if not count:
             return False
         if 2 * count <= len(self.index):  # rows that are done drop out
-            kept = live.flatten().nonzero().squeeze(-1)
-            self.problem = self.problem.only(kept)
-            self.point.only(kept)
-            self.index, live = self.index[kept], live.flatten()[kept].unsqueeze(1)
+            rows = live.flatten().nonzero().squeeze(-1)
+            self.problem = self.problem.only(rows)
+            self.point.only(rows)
+            self.index, live = self.index[rows], live.flatten()[rows].unsqueeze(1)
         before = self.point
         self.point = _line(self.problem, before, live)
         self.steps[self.index] += live.flatten()
@@ -224,8 +224,8 @@ class _Run:
         right = (point.gap <= goal) & (point.apart <= 0.01 * self.tolerance**0.5)
         small = (point.gap <= ENOUGH * point.scale) & (point.gap <= MOST)
         over = right | (stalled >= torch.where(small, 1, _PATIENCE))
-        done: Tensor = (point.heat == 1) & over
-        return ~done & point.gap.isfinite()
+        is_done: Tensor = (point.heat == 1) & over
+        return ~is_done & point.gap.isfinite()
 
     def _cool(self) -> None:
         """Lower the heat wherever its problem is solved well enough, and note the best v."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from fenchel._numerics import certificate_dtype, check_tensor, has, where
 from fenchel.dual.problem import (
     Layout,
+    broadcast,
     check_finite,
     check_operands,
     clear_unused,
@@ -57,8 +58,7 @@ class TransportProblem:
 
     def out(self, x: Tensor, missing: float = 0.0) -> Tensor:
         """(g, m, ...) as the caller's batch, `missing` in empty rows."""
-        row = self.empty.reshape(*self.empty.shape, *(1,) * (x.dim() - 2))
-        return self.layout.unpack(where(~row, x, missing))
+        return self.layout.unpack_filled(x, self.empty, missing)
 
 
 def make_transport(
@@ -89,16 +89,16 @@ def make_transport(
     layout = Layout.of(templates, batch)
     grouped = group_templates(templates, layout)
     weights, empty = normalise(layout.pack(preference.to(inner), 1))
-    seen = None if mask is None else spread(mask.unsqueeze(-2), layout)  # (g, m|1, 1, N)
-    if seen is not None:
-        empty = empty | ~seen.any(-1).squeeze(-1)
+    visible = None if mask is None else spread(mask.unsqueeze(-2), layout)  # (g, m|1, 1, N)
+    if visible is not None:
+        empty = empty | ~visible.any(-1).squeeze(-1)
     flat = spread(gamma.reshape(*gamma.shape, 1, 1), layout)  # (g, m|1, 1, 1)
     centre = grouped.detach().mean(1, keepdim=True)
     if cost is None:
-        logits, shifts = _dot_product(grouped, seen, flat)
+        logits, shifts = _dot_product(grouped, visible, flat)
         constant = (weights * (shifts @ centre.unsqueeze(1).mT).squeeze(-1)).sum(-1)
     else:
-        logits, least = _logits(cost, seen, flat, weights, empty, layout)
+        logits, least = _logits(cost, visible, flat, weights, empty, layout)
         shifts = grouped.new_zeros(len(grouped), 1, 1, grouped.shape[-1])
         constant = -(weights * (least / flat).squeeze(-1)).sum(-1)
     dead = ~(logits.detach() > -torch.inf).any(-1, keepdim=True)  # (g, m|1, n|1, 1)
@@ -131,18 +131,18 @@ def spread(x: Tensor, layout: Layout) -> Tensor:
     return layout.pack(x, 2)
 
 
-def _dot_product(templates: Tensor, seen: Tensor | None, gamma: Tensor) -> tuple[Tensor, Tensor]:
+def _dot_product(templates: Tensor, visible: Tensor | None, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """(logits, shifts): M[t, j] = C - <t, t_j>."""
     shifts = templates.unsqueeze(1) / gamma  # (g, m|1, N, d)
     logits = templates.new_zeros(len(templates), 1, 1, templates.shape[1])
-    if seen is not None:
-        logits = where(seen, logits, -torch.inf)
+    if visible is not None:
+        logits = where(visible, logits, -torch.inf)
     return logits, shifts
 
 
 def _logits(
     cost: Tensor,
-    seen: Tensor | None,
+    visible: Tensor | None,
     gamma: Tensor,
     preference: Tensor,
     empty: Tensor,
@@ -152,10 +152,10 @@ def _logits(
     the least cost of each column (g, m|1, n, 1), without which a large constant would cost digits.
     """
     price = whole = spread(cost.to(gamma.dtype), layout).mT  # (g, m|1, n, N)
-    if seen is not None:
-        price = where(seen, price, torch.inf)
+    if visible is not None:
+        price = where(visible, price, torch.inf)
         if price.shape[-1] == price.shape[-2]:  # the columns are the templates: anything there
-            price = where(seen.mT, price, torch.inf)
+            price = where(visible.mT, price, torch.inf)
     values = price.detach()
     _check_cost(values, torch.finfo(cost.dtype).eps)
     finite = values < torch.inf
@@ -216,9 +216,9 @@ def _read_preference(templates: Tensor, preference: Tensor | None, cost: Tensor 
     if not preference.is_floating_point():
         raise TypeError(f"preference must be floating point, got {preference.dtype}; use .float()")
     if preference.dim() < 1 or preference.shape[-1] != columns:
-        what = "each template" if cost is None else "each column of the cost"
+        entries = "each template" if cost is None else "each column of the cost"
         raise ValueError(
-            f"preference must be (..., {columns}), one for {what}, got {tuple(preference.shape)}"
+            f"preference must be (..., {columns}), one for {entries}, got {tuple(preference.shape)}"
         )
     return preference
 
@@ -232,18 +232,12 @@ def broadcast_batch(
     gamma: Tensor,
     mask: Tensor | None,
 ) -> torch.Size:
-    leading = {
-        "templates": templates.shape[:-2],
-        "preference": preference.shape[:-1],
-        "cost": torch.Size() if cost is None else cost.shape[:-2],
-        "evidence": evidence.shape[:-1],
-        "reliability": reliability.shape,
-        "gamma": gamma.shape,
-        "mask": torch.Size() if mask is None else mask.shape[:-1],
-    }
-    try:
-        shape: torch.Size = torch.broadcast_shapes(*leading.values())
-    except RuntimeError:
-        shown = ", ".join(f"{name} {tuple(shape)}" for name, shape in leading.items() if shape)
-        raise ValueError(f"the leading axes do not broadcast: {shown}") from None
-    return shape
+    return broadcast(
+        templates=templates.shape[:-2],
+        preference=preference.shape[:-1],
+        cost=torch.Size() if cost is None else cost.shape[:-2],
+        evidence=evidence.shape[:-1],
+        reliability=reliability.shape,
+        gamma=gamma.shape,
+        mask=torch.Size() if mask is None else mask.shape[:-1],
+    )

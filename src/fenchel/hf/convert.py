@@ -13,9 +13,9 @@ from typing import Any, TypeGuard, TypeVar
 from torch import Tensor, nn
 
 from fenchel.hf.library import VERSION, PreTrainedConfig, PreTrainedModel
-from fenchel.hf.recipe import held_by
-from fenchel.hf.registry import derived_name, held_name, names, register
-from fenchel.hf.translate import HELD
+from fenchel.hf.recipe import read_regularizers
+from fenchel.hf.registry import derived_name, names, register, register_per_module
+from fenchel.hf.translate import REGULARIZER_ATTRIBUTE
 from fenchel.nn.conversion import choose
 from fenchel.regularizers.contract import Regularizer
 
@@ -55,7 +55,7 @@ def convert(model: M, regularizer: RegularizerChoice) -> M:
     register()
     roots = _roots(model)
     attentions = attention_modules(model)
-    name, held = _resolve(regularizer, attentions)
+    name, regularizers = _resolve(regularizer, attentions)
     shared = _copy_configs(model)
     for root in roots:
         root.set_attn_implementation(name)
@@ -69,7 +69,7 @@ def convert(model: M, regularizer: RegularizerChoice) -> M:
             f"transformers {VERSION} did not switch {_some(missed)}; the model is as it was"
         )
     for path, module in attentions.items():
-        _hold(module, held.get(path))
+        _hold(module, regularizers.get(path))
     return model
 
 
@@ -78,8 +78,8 @@ def _resolve(
 ) -> tuple[str, dict[str, nn.Module]]:
     """The name to switch to, and the regularisers that attentions will hold under it."""
     if isinstance(regularizer, Path | Mapping) or _names_file(regularizer):
-        recipe = held_by(regularizer, attentions)
-        return held_name(), {
+        recipe = read_regularizers(regularizer, attentions)
+        return register_per_module(), {
             path: choose(omega, attentions[path]) for path, omega in recipe.items()
         }
     if isinstance(regularizer, str):
@@ -93,8 +93,8 @@ def _resolve(
         name = derived_name(regularizer)
         register(name, regularizer)
         return name, {}
-    held = {path: choose(regularizer, module) for path, module in attentions.items()}
-    return held_name(), held
+    regularizers = {path: choose(regularizer, module) for path, module in attentions.items()}
+    return register_per_module(), regularizers
 
 
 def _names_file(regularizer: object) -> TypeGuard[str]:
@@ -109,10 +109,11 @@ def _holds_tensors(regularizer: Regularizer) -> bool:
 def _hold(module: nn.Module, regularizer: nn.Module | None) -> None:
     """Beside the parameters of the attention; None: whatever it held is dropped."""
     if regularizer is None:
-        module._modules.pop(HELD, None)
+        module._modules.pop(REGULARIZER_ATTRIBUTE, None)
         return
     first = next(module.parameters(), None)
-    module.add_module(HELD, regularizer if first is None else regularizer.to(first.device))
+    regularizer = regularizer if first is None else regularizer.to(first.device)
+    module.add_module(REGULARIZER_ATTRIBUTE, regularizer)
 
 
 def _copy_configs(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
@@ -140,7 +141,8 @@ def _roots(model: nn.Module) -> list[Any]:
 
 def attention_modules(model: nn.Module) -> dict[str, Any]:
     """Path and module of everything that asks transformers for its attention function."""
-    modules = [(path, module) for path, module in model.named_modules() if HELD not in path]
+    named = model.named_modules()
+    modules = [(path, module) for path, module in named if REGULARIZER_ATTRIBUTE not in path]
     kinds = {type(module) for _, module in modules}
     asking = {kind for kind in kinds if _INTERFACE in _source(kind.forward)}
     alone = {kind for kind in kinds - asking if _computes_alone(kind)}

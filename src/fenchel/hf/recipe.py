@@ -52,7 +52,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def held_by(
+def read_regularizers(
     recipe: str | Path | Mapping[str, Any], attentions: Mapping[str, nn.Module]
 ) -> dict[str, Tsallis]:
     """The regulariser of every attention of the model.
@@ -78,8 +78,8 @@ def _renamings(ours: list[str], theirs: list[str]) -> list[dict[str, str]]:
     """Path in the recipe -> path in the model, if all match, for each way to match them."""
     renamings = []
     for end in (ours[0], theirs[0]) if ours and len(ours) == len(theirs) else ():
-        others = theirs if end == ours[0] else ours
-        fitting = [path for path in others if path == end or path.endswith(f".{end}")]
+        candidates = theirs if end == ours[0] else ours
+        fitting = [path for path in candidates if path == end or path.endswith(f".{end}")]
         for path in fitting:
             prefix = path[: len(path) - len(end)]
             if end == ours[0]:

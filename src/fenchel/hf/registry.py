@@ -20,7 +20,7 @@ _STANDARD = {
     "fenchel:sparsemax": Tsallis(2.0),
     "fenchel:entmax15": Tsallis(1.5),
 }
-_HELD = "fenchel:held"
+_PER_MODULE = "fenchel:held"
 
 
 def register(name: str | None = None, regularizer: Regularizer | Module | None = None) -> None:
@@ -81,11 +81,11 @@ def derived_name(regularizer: Regularizer) -> str:
     return "fenchel:" + "-".join(parts)
 
 
-def held_name() -> str:
+def register_per_module() -> str:
     """The name under which every attention asks its own module for the regulariser."""
-    if _HELD not in AttentionInterface():
-        _put(_HELD, HeldAttention())
-    return _HELD
+    if _PER_MODULE not in AttentionInterface():
+        _put(_PER_MODULE, HeldAttention())
+    return _PER_MODULE
 
 
 def _add(name: str, regularizer: Regularizer | Module) -> None:
@@ -120,7 +120,7 @@ def _check_name(name: object) -> None:
         )
     if re.search("flash|flex_attention|sdpa", name):
         raise ValueError(f"{name!r} would be taken for an implementation of transformers' own")
-    if name == _HELD:
+    if name == _PER_MODULE:
         raise ValueError(f"{name!r} is what hf.convert uses for regularisers that a model holds")
 
 
@@ -128,10 +128,10 @@ def _same(left: Regularizer | Module, right: Regularizer | Module) -> bool:
     """One problem: the same kind with the same parameters. A module may learn: one object."""
     if isinstance(left, Module) or isinstance(right, Module):
         return left is right
-    settings, others = vars(left), vars(right)
-    if type(left) is not type(right) or settings.keys() != others.keys():
+    settings, other_settings = vars(left), vars(right)
+    if type(left) is not type(right) or settings.keys() != other_settings.keys():
         return False
-    return all(_equal(value, others[key]) for key, value in settings.items())
+    return all(_equal(value, other_settings[key]) for key, value in settings.items())
 
 
 def _equal(left: object, right: object) -> bool:

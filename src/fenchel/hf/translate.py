@@ -82,13 +82,13 @@ class TranslatedAttention:
         is_causal: bool | None = None,
         position_bias: Tensor | None = None,
         sliding_window: int | None = None,
-        **others: Any,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        _check_others(module, others)
+        _check_options(module, options)
         _check_mask(module, attention_mask, sliding_window, key.shape[2])
         visible, bias = split_mask(attention_mask, position_bias)
         causal = means_causal(module, is_causal, attention_mask, query)
-        if _wants_weights(others):
+        if _wants_weights(options):
             visible = _with_past(visible, query, key) if causal else visible
             scores = _scores(query, key, bias, scaling)
             heads, weights = self._attend_densely(scores, value, visible, dropout)
@@ -135,22 +135,23 @@ def _with_past(visible: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
     return past if visible is None else visible & past
 
 
-HELD = "fenchel_regularizer"  # the submodule of an attention that `convert` gave it
+# The submodule of an attention that `convert` gave it.
+REGULARIZER_ATTRIBUTE = "fenchel_regularizer"
 
 
 class HeldAttention:
     """The same with the regulariser that the calling module holds, asked for at every call."""
 
     def __call__(
-        self, module: nn.Module, *arguments: Any, **others: Any
+        self, module: nn.Module, *arguments: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        held = getattr(module, HELD, None)
-        if held is None:
+        regularizer = getattr(module, REGULARIZER_ATTRIBUTE, None)
+        if regularizer is None:
             raise ValueError(
                 f"{type(module).__name__} holds no regulariser; give it one with "
                 "fenchel.hf.convert(model, regularizer), then load the state dict"
             )
-        return TranslatedAttention(held)(module, *arguments, **others)
+        return TranslatedAttention(regularizer)(module, *arguments, **options)
 
 
 def split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -183,16 +184,16 @@ def means_causal(
     return bool(stated)
 
 
-def _wants_weights(others: dict[str, Any]) -> bool:
+def _wants_weights(options: dict[str, Any]) -> bool:
     """Whether the model wants the weights of this call."""
-    if others.get("output_attentions"):
+    if options.get("output_attentions"):
         return True
     return any(name.endswith("attentions") for name in active_collector.get() or ())
 
 
-def _check_others(module: nn.Module, others: dict[str, Any]) -> None:
+def _check_options(module: nn.Module, options: dict[str, Any]) -> None:
     """Refuse what would change attention and cannot be honoured."""
-    for name, argument in others.items():
+    for name, argument in options.items():
         if argument is None or name in _PASSENGERS:
             continue
         reason = _REFUSED.get(name, "is unknown here, and may change attention")

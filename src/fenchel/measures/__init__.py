@@ -5,13 +5,13 @@ from fenchel.measures.attention import AttentionKernel, MultiHeadKernel
 from fenchel.measures.distances import TransportPlan, transport_plan, wasserstein1
 from fenchel.measures.empirical import Dirac, Empirical, mixture
 from fenchel.measures.entropic import EntropicDistance, entropic_wasserstein1
-from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.gaussian import GaussianMeasure
 from fenchel.measures.kernels import (
     Deterministic,
     FeedForward,
     Kernel,
+    KernelMixture,
     LayerNorm,
-    Mixture,
     NonlinearKernel,
     Residual,
 )
@@ -39,17 +39,17 @@ __all__ = [
     "Empirical",
     "EntropicDistance",
     "FeedForward",
-    "Gaussian",
+    "GaussianMeasure",
     "GaussianPotential",
     "Gaussians",
     "GridFamily",
     "InteractionPotential",
     "Kernel",
+    "KernelMixture",
     "LayerNorm",
     "Lookup",
     "MaximumEntropy",
     "Measure",
-    "Mixture",
     "MomentProjection",
     "MultiHeadKernel",
     "NonlinearKernel",

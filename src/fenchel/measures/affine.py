@@ -52,34 +52,34 @@ class Affine:
         return f"Affine({columns} -> {rows})"
 
 
-def as_map(given: Map | None, name: str) -> Callable[[Tensor], Tensor]:
+def as_map(transform: Map | None, name: str) -> Callable[[Tensor], Tensor]:
     """A matrix becomes x -> matrix x, nothing the identity; callables stay."""
-    if given is None:
+    if transform is None:
         return identity
-    if isinstance(given, Tensor):
-        return Affine(given)
-    if not callable(given):
+    if isinstance(transform, Tensor):
+        return Affine(transform)
+    if not callable(transform):
         raise TypeError(
             f"{name} must be a matrix (d', d) or a callable such as torch.nn.Linear, got "
-            f"{type(given).__name__}"
+            f"{type(transform).__name__}"
         )
-    return given
+    return transform
 
 
 def identity(x: Tensor) -> Tensor:
     return x
 
 
-def mapped(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def apply_map(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """function(x); where a module fails on points of another dtype than its own, say so."""
     try:
         return function(x)
     except RuntimeError as problem:
-        own = _dtypes(function)
-        if not own or x.dtype in own:
+        dtypes = _dtypes(function)
+        if not dtypes or x.dtype in dtypes:
             raise
         name = f"the {type(function).__name__}"
-        raise TypeError(_two_dtypes(x.dtype, own[0], name)) from problem
+        raise TypeError(_two_dtypes(x.dtype, dtypes[0], name)) from problem
 
 
 def _dtypes(function: object) -> list[torch.dtype]:
@@ -88,10 +88,10 @@ def _dtypes(function: object) -> list[torch.dtype]:
     return [p.dtype for p in function.parameters() if p.is_floating_point()]
 
 
-def _two_dtypes(points: torch.dtype, own: torch.dtype, name: str) -> str:
+def _two_dtypes(points: torch.dtype, other: torch.dtype, name: str) -> str:
     return (
-        f"the points are {points} and {name} is {own}; bring both to one dtype, with "
-        f".to({points}) on the layer or the matrix, or .to({own}) on the points"
+        f"the points are {points} and {name} is {other}; bring both to one dtype, with "
+        f".to({points}) on the layer or the matrix, or .to({other}) on the points"
     )
 
 

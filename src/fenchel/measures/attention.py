@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fenchel.measures.affine import Affine, Map, affine_of, as_map
 from fenchel.measures.empirical import Empirical
-from fenchel.measures.kernels import Deterministic, Kernel, Mixture, NonlinearKernel
+from fenchel.measures.kernels import Deterministic, Kernel, KernelMixture, NonlinearKernel
 from fenchel.measures.lookup import Lookup
 from fenchel.measures.potentials import InteractionPotential, ScaledDot
 from fenchel.measures.projection import MomentProjection
@@ -77,11 +77,11 @@ class MultiHeadKernel(NonlinearKernel):
                     "given to all of them at once"
                 )
         self.heads = list(heads)
-        self.outputs = [_scaled(output, len(heads), bias) for output in outputs]
+        self.outputs = [_scale_output(output, len(heads), bias) for output in outputs]
 
     def __call__(self, mu: Empirical) -> Kernel:
         parts = [head(mu) @ out for head, out in zip(self.heads, self.outputs, strict=True)]
-        return MomentProjection()(Mixture(parts))
+        return MomentProjection()(KernelMixture(parts))
 
     def __repr__(self) -> str:
         return f"MultiHeadKernel({len(self.heads)} heads)"
@@ -111,7 +111,7 @@ class MultiHeadKernel(NonlinearKernel):
         return cls(heads, outputs, module.out_proj.bias)
 
 
-def _scaled(output: Map, count: int, bias: Tensor | None) -> Deterministic:
+def _scale_output(output: Map, count: int, bias: Tensor | None) -> Deterministic:
     """z -> count * output(z) + bias"""
     function = as_map(output, "output")
     affine = affine_of(function)

@@ -19,7 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fenchel._numerics import NonFiniteError, certificate_dtype, check_tensor, has, readable, where
+from fenchel._numerics import (
+    NonFiniteError,
+    certificate_dtype,
+    check_tensor,
+    expands_to,
+    has,
+    readable,
+    where,
+)
 from fenchel.measures.norms import between
 
 Norm = float | Callable[[Tensor, Tensor], Tensor]
@@ -78,12 +86,12 @@ def wasserstein1(mu: Atoms, nu: Atoms, norm: Norm = 1) -> Tensor:
     unique (atoms that meet; weights some of which have equal sums, as even ones do) W1 has a kink
     and the derivative is one of several.
     """
-    pair = paired(mu, nu, norm)
+    pair = make_pair(mu, nu, norm)
     if pair.x.shape[-1] == 1 and not callable(norm):
         return _on_the_line(pair).to(pair.dtype)
     cost = pair.costs()
     moved = pair.a.requires_grad or pair.b.requires_grad
-    plan, f, g = _solved(pair, cost, certified=moved)
+    plan, f, g = _solve_all(pair, cost, certified=moved)
     value = (plan * cost).sum((-2, -1))
     if moved:  # adds nothing to the value, and the potentials to its derivative
         value = value + _dual(pair.a - pair.a.detach(), pair.b - pair.b.detach(), f, g)
@@ -99,9 +107,9 @@ def transport_plan(mu: Atoms, nu: Atoms, norm: Norm = 1) -> TransportPlan:
     Operands as for `wasserstein1`; solved by assignment or the network simplex, on the line too.
     """
     with torch.no_grad():
-        pair = paired(mu, nu, norm)
+        pair = make_pair(mu, nu, norm)
         cost = pair.costs()
-        plan, f, g = _solved(pair, cost, certified=True)
+        plan, f, g = _solve_all(pair, cost, certified=True)
         half = ((pair.a * f).sum(-1, keepdim=True) - (pair.b * g).sum(-1, keepdim=True)) / 2
         f, g = f - half, g + half
         primal = (plan * cost).sum((-2, -1))
@@ -140,7 +148,7 @@ class Pair:
                     f"norm(x, y) must return costs of shape (..., {shape[-2]}, {shape[-1]}), "
                     f"got {tuple(cost.shape)}"
                 )
-            if not _fits(cost.shape[:-2], self.batch):
+            if not expands_to(cost.shape[:-2], self.batch):
                 raise ValueError(
                     f"norm(x, y) must return costs with leading axes that broadcast to those of the"
                     f" measures, {tuple(self.batch)}, got {tuple(cost.shape)}"
@@ -153,7 +161,7 @@ class Pair:
         return cost.expand(shape)
 
 
-def paired(mu: Atoms, nu: Atoms, norm: Norm) -> Pair:
+def make_pair(mu: Atoms, nu: Atoms, norm: Norm) -> Pair:
     """Check the operands and bring them to float64."""
     _check_norm(norm)
     for measure, name in ((mu, "mu"), (nu, "nu")):
@@ -169,8 +177,8 @@ def paired(mu: Atoms, nu: Atoms, norm: Norm) -> Pair:
         dtype = torch.promote_types(dtype, operand.dtype)
     inner = certificate_dtype(mu.points.device)
     x, y, a, b = (operand.to(inner) for operand in operands)
-    a, *of_a = _normalised(a, "mu", dtype)
-    b, *of_b = _normalised(b, "nu", dtype)
+    a, *of_a = _normalise(a, "mu", dtype)
+    b, *of_b = _normalise(b, "nu", dtype)
     even = of_a[0] == of_a[1] and of_b[0] == of_b[1] and not (a.requires_grad or b.requires_grad)
     batch = _broadcast(x.shape[:-2], y.shape[:-2], a.shape[:-1], b.shape[:-1])
     return Pair(x, y, a, b, norm, batch, dtype, even, min(of_a[0], of_b[0]) > 0)
@@ -185,13 +193,6 @@ def _broadcast(*leading: torch.Size) -> torch.Size:
         shown = ", ".join(str(tuple(shape)) for shape in leading)
         raise ValueError(f"leading axes of the measures must broadcast, got {shown}") from None
     return shape
-
-
-def _fits(leading: torch.Size, batch: torch.Size) -> bool:
-    """Whether `leading` expands to the batch."""
-    late = batch[len(batch) - len(leading) :]
-    fits = all(size in (1, wanted) for size, wanted in zip(leading, late, strict=False))
-    return len(leading) <= len(batch) and fits
 
 
 def _check_norm(norm: object) -> None:
@@ -233,7 +234,7 @@ def _finite(x: Tensor) -> bool:
     return bool(x.isfinite().all())
 
 
-def _normalised(weights: Tensor, name: str, dtype: torch.dtype) -> tuple[Tensor, float, float]:
+def _normalise(weights: Tensor, name: str, dtype: torch.dtype) -> tuple[Tensor, float, float]:
     """Weights of sum one, and the least and the greatest; -inf and inf if Python may not look."""
     n = weights.shape[-1]
     alike = n > 1 and weights.stride(-1) == 0  # one number, expanded: nothing to add up
@@ -299,7 +300,7 @@ def _with_mass(points: Tensor, weights: Tensor) -> Tensor:
 # ---- anywhere
 
 
-def _solved(pair: Pair, cost: Tensor, *, certified: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _solve_all(pair: Pair, cost: Tensor, *, certified: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Plans (..., n, m) and potentials (..., n), (..., m); these are zero if not `certified`."""
     if not readable(cost, pair.a, pair.b):
         raise RuntimeError(
@@ -316,9 +317,9 @@ def _solved(pair: Pair, cost: Tensor, *, certified: bool) -> tuple[Tensor, Tenso
     plan, f, g = np.zeros_like(costs), np.zeros_like(a), np.zeros_like(b)
     for k in range(count):
         _solve_one(costs[k], a[k], b[k], (plan[k], f[k], g[k]), certified)
-    found = (torch.from_numpy(part).to(cost) for part in (plan, f, g))
+    parts = (torch.from_numpy(part).to(cost) for part in (plan, f, g))
     shapes = ((n, m), (n,), (m,))
-    p, q, r = (part.reshape(*batch, *s) for part, s in zip(found, shapes, strict=True))
+    p, q, r = (part.reshape(*batch, *s) for part, s in zip(parts, shapes, strict=True))
     return p, q, r
 
 

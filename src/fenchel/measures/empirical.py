@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_tensor, has, where
-from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.gaussian import GaussianMeasure
 from fenchel.measures.measure import Function, Measure, average, check_offset, check_points, valued
 
 
@@ -63,12 +63,12 @@ class Empirical(Measure):
         return cls(points, masses / total)
 
     @classmethod
-    def _made(cls, points: Tensor, weights: Tensor) -> Empirical:
+    def _unchecked(cls, points: Tensor, weights: Tensor) -> Empirical:
         """Of numbers that are right by construction: sums that drift by rounding are kept."""
-        made = object.__new__(cls)
-        object.__setattr__(made, "points", points)
-        object.__setattr__(made, "weights", weights)
-        return made
+        measure = object.__new__(cls)
+        object.__setattr__(measure, "points", points)
+        object.__setattr__(measure, "weights", weights)
+        return measure
 
     # ---- what it is
 
@@ -88,7 +88,7 @@ class Empirical(Measure):
 
     @property
     def mean(self) -> Tensor:
-        return self._expanded(average(self.weights, self.points), self.dim)
+        return self._expand(average(self.weights, self.points), self.dim)
 
     @property
     def covariance(self) -> Tensor:
@@ -105,10 +105,10 @@ class Empirical(Measure):
         values, vectors = valued(function, self.points)
         _check_values(values, self.weights)
         if vectors:
-            return self._expanded(average(self.weights, values)), True
-        return self._expanded(average(self.weights, values.unsqueeze(-1))).squeeze(-1), False
+            return self._expand(average(self.weights, values)), True
+        return self._expand(average(self.weights, values.unsqueeze(-1))).squeeze(-1), False
 
-    def _expanded(self, value: Tensor, size: int = -1) -> Tensor:
+    def _expand(self, value: Tensor, size: int = -1) -> Tensor:
         lead = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         return value.expand(*lead, size)
 
@@ -121,7 +121,7 @@ class Empirical(Measure):
     def translate(self, offset: Tensor) -> Empirical:
         check_offset(offset)
         _check_same_dim(self.dim, offset.shape[-1], "offset")
-        return Empirical._made(self.points + offset.unsqueeze(-2), self.weights)
+        return Empirical._unchecked(self.points + offset.unsqueeze(-2), self.weights)
 
     def convolve(self, other: Measure) -> Measure:
         """The law of X + Y for independent X and Y: n m points.
@@ -131,14 +131,14 @@ class Empirical(Measure):
         tensor([0.2500, 0.5000, 0.2500])
         """
         # Vuckovic et al. (2020), definition 13
-        if isinstance(other, Gaussian):
+        if isinstance(other, GaussianMeasure):
             return other.convolve(self)
         if not isinstance(other, Empirical):
             raise TypeError(f"other must be a measure, got {type(other).__name__}")
         _check_same_dim(self.dim, other.dim, "other")
         sums = self.points.unsqueeze(-2) + other.points.unsqueeze(-3)  # (..., n, m, d)
         weights = self.weights.unsqueeze(-1) * other.weights.unsqueeze(-2)  # (..., n, m)
-        return Empirical._made(sums.flatten(-3, -2), weights.flatten(-2))
+        return Empirical._unchecked(sums.flatten(-3, -2), weights.flatten(-2))
 
     def kl(self, other: Empirical) -> Tensor:
         """KL(self | other) = E_self log(dself / dother), +inf off absolute continuity. (...)
@@ -158,11 +158,11 @@ class Empirical(Measure):
                 "other.density.fenchel_young(self.density)"
             )
         _check_same_dim(self.dim, other.dim, "other")
-        own = _mass_at(self.points, self)
-        theirs = _mass_at(self.points, other)
+        self_mass = _mass_at(self.points, self)
+        other_mass = _mass_at(self.points, other)
         on = self.weights > 0
         # log of one where there is no mass, so that derivatives stay finite
-        ratio = where(on, own, 1.0).log() - where(on, theirs, 1.0).log()
+        ratio = where(on, self_mass, 1.0).log() - where(on, other_mass, 1.0).log()
         return (self.weights * ratio).sum(-1)
 
     def merged(self) -> Empirical:
@@ -179,7 +179,7 @@ class Empirical(Measure):
         first, rank = first.sort()
         place = torch.empty_like(rank).scatter(0, rank, torch.arange(len(rank), device=rank.device))
         weights = self.weights.new_zeros(*self.weights.shape[:-1], len(first))
-        return Empirical._made(
+        return Empirical._unchecked(
             self.points[first], weights.index_add(-1, place[inverse], self.weights)
         )
 
@@ -222,7 +222,7 @@ def mixture(
     batch = torch.broadcast_shapes(*(m.batch_shape for m in measures))
     points = [m.points.expand(*lead, -1, -1) for m in measures]
     parts = [w.to(m.weights) * m.weights for m, w in zip(measures, share.unbind(), strict=True)]
-    return Empirical._made(
+    return Empirical._unchecked(
         torch.cat(points, -2), torch.cat([part.expand(*batch, -1) for part in parts], -1)
     )
 
@@ -269,9 +269,9 @@ def _check_values(values: Tensor, weights: Tensor) -> None:
         )
 
 
-def _check_same_dim(own: int, other: int, name: str) -> None:
-    if own != other:
-        raise ValueError(f"{name} lives in dimension {other}, the measure in {own}")
+def _check_same_dim(dim: int, other_dim: int, name: str) -> None:
+    if dim != other_dim:
+        raise ValueError(f"{name} lives in dimension {other_dim}, the measure in {dim}")
 
 
 def _check_weights(weights: object, points: Tensor, name: str = "weights") -> None:

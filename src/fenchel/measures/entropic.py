@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_whole
-from fenchel.measures.distances import Atoms, Norm, paired
+from fenchel.measures.distances import Atoms, Norm, make_pair
 
 _BLOCK = 20  # steps with one kernel, between two looks at the bounds
 _START = 0.5  # of the mean cost: the first regularisation, from which it falls
@@ -72,7 +72,7 @@ def entropic_wasserstein1(
     _check_positive(regularization, "regularization")
     _check_positive(tolerance, "tolerance", least=0.0)
     check_whole(max_steps, "max_steps", 1)
-    pair = paired(mu, nu, norm)
+    pair = make_pair(mu, nu, norm)
     state = _State.of(pair.costs(), pair.a, pair.b)
     steps, share = 0, max(_START, regularization)
     while True:
@@ -92,8 +92,8 @@ def _check_positive(value: object, name: str, least: float | None = None) -> Non
         raise TypeError(f"{name} must be a number, got {value!r}")
     fine = value > 0 if least is None else value >= least
     if not (fine and math.isfinite(value)):
-        wanted = "> 0" if least is None else f">= {least:g}"
-        raise ValueError(f"{name} must be finite and {wanted}, got {value}")
+        condition = "> 0" if least is None else f">= {least:g}"
+        raise ValueError(f"{name} must be finite and {condition}, got {value}")
 
 
 @dataclass(eq=False)
@@ -169,8 +169,8 @@ class _State:
         return plan.mul_(self.cost).sum((-2, -1)) + rest
 
 
-def _shrink(wanted: Tensor, found: Tensor) -> Tensor:
-    return torch.where(found > wanted, wanted / found, 1.0)
+def _shrink(target: Tensor, total: Tensor) -> Tensor:
+    return torch.where(total > target, target / total, 1.0)
 
 
 def _row_sums(matrix: Tensor, weights: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has
 from fenchel.continuous import matrices
-from fenchel.continuous.densities import Gaussian as Density
+from fenchel.continuous.densities import Gaussian
 from fenchel.measures.measure import Function, Measure, check_offset, check_points
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ _MOST_AXES = 3  # of a tensor rule: order^d points
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian(Measure):
+class GaussianMeasure(Measure):
     """N(mean, covariance), mean (..., d), covariance (..., d, d) positive semidefinite.
 
     A measure and not a density: a covariance of zero is a Dirac. For densities, with log_prob, see
     `fenchel.continuous.Gaussian`, which `density` gives.
 
-    >>> g = Gaussian(torch.tensor([1.0, 0.0]), torch.eye(2))
+    >>> g = GaussianMeasure(torch.tensor([1.0, 0.0]), torch.eye(2))
     >>> g.expectation(lambda x: x.square().sum(-1)).round()  # |mean|^2 + trace
     tensor(3.)
     """
@@ -42,12 +42,12 @@ class Gaussian(Measure):
         object.__setattr__(self, "_covariance", covariance.to(dtype))
 
     @classmethod
-    def _made(cls, mean: Tensor, covariance: Tensor) -> Gaussian:
+    def _unchecked(cls, mean: Tensor, covariance: Tensor) -> GaussianMeasure:
         """Of a covariance that is right by construction."""
-        made = object.__new__(cls)
-        object.__setattr__(made, "_mean", mean)
-        object.__setattr__(made, "_covariance", matrices.symmetric(covariance))
-        return made
+        measure = object.__new__(cls)
+        object.__setattr__(measure, "_mean", mean)
+        object.__setattr__(measure, "_covariance", matrices.symmetric(covariance))
+        return measure
 
     @property
     def dim(self) -> int:
@@ -69,9 +69,9 @@ class Gaussian(Measure):
         return self._covariance.expand(*self.batch_shape, self.dim, self.dim)
 
     @property
-    def density(self) -> Density:
+    def density(self) -> Gaussian:
         """As a `fenchel.continuous.Gaussian`; the covariance must be positive definite."""
-        return Density(self.mean, self.covariance)
+        return Gaussian(self.mean, self.covariance)
 
     # ---- integrals
 
@@ -98,7 +98,7 @@ class Gaussian(Measure):
         nodes, weights = _hermite(order, self._mean)
         grid = torch.cartesian_prod(*[nodes] * self.dim).reshape(-1, self.dim)
         product = torch.cartesian_prod(*[weights] * self.dim).reshape(-1, self.dim).prod(-1)
-        return Empirical._made(self._carry(grid), product / product.sum())
+        return Empirical._unchecked(self._carry(grid), product / product.sum())
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Empirical:
         """n independent draws, each of weight 1 / n; differentiable in mean and covariance."""
@@ -116,18 +116,18 @@ class Gaussian(Measure):
 
     # ---- what can be made of it
 
-    def translate(self, offset: Tensor) -> Gaussian:
+    def translate(self, offset: Tensor) -> GaussianMeasure:
         check_offset(offset)
         if offset.shape[-1] != self.dim:
             raise ValueError(
                 f"offset lives in dimension {offset.shape[-1]}, the measure in {self.dim}"
             )
-        return Gaussian._made(self._mean + offset, self._covariance)
+        return GaussianMeasure._unchecked(self._mean + offset, self._covariance)
 
-    def push(self, matrix: Tensor, offset: Tensor | None = None) -> Gaussian:
+    def push(self, matrix: Tensor, offset: Tensor | None = None) -> GaussianMeasure:
         """The law of matrix X + offset, exactly; matrix (..., e, d), offset (..., e).
 
-        >>> Gaussian(torch.ones(2), torch.eye(2)).push(torch.tensor([[1.0, 1.0]])).covariance
+        >>> GaussianMeasure(torch.ones(2), torch.eye(2)).push(torch.tensor([[1.0, 1.0]])).covariance
         tensor([[2.]])
         """
         check_tensor(matrix, "matrix")
@@ -135,18 +135,18 @@ class Gaussian(Measure):
             raise ValueError(f"matrix must be (..., e, {self.dim}), got {tuple(matrix.shape)}")
         mean = matrices.multiply(matrix, self._mean)
         mean = mean if offset is None else mean + offset
-        return Gaussian._made(mean, matrix @ self._covariance @ matrix.mT)
+        return GaussianMeasure._unchecked(mean, matrix @ self._covariance @ matrix.mT)
 
-    def convolve(self, other: Measure) -> Gaussian:
+    def convolve(self, other: Measure) -> GaussianMeasure:
         """The law of X + Y for independent X and Y: means and covariances add."""
         # Vuckovic et al. (2020), definition 13
         if not isinstance(other, Measure):
             raise TypeError(f"other must be a measure, got {type(other).__name__}")
         if other.dim != self.dim:
             raise ValueError(f"other lives in dimension {other.dim}, the measure in {self.dim}")
-        if isinstance(other, Gaussian):
+        if isinstance(other, GaussianMeasure):
             spread = self._covariance + other._covariance
-            return Gaussian._made(self._mean + other._mean, spread)
+            return GaussianMeasure._unchecked(self._mean + other._mean, spread)
         if getattr(other, "size", 0) != 1:
             raise ValueError(
                 f"a Gaussian convolved with {getattr(other, 'size', 'many')} points is a mixture "
@@ -156,7 +156,7 @@ class Gaussian(Measure):
         return self.translate(other.mean)
 
     def __repr__(self) -> str:
-        return f"Gaussian(batch {tuple(self.batch_shape)}, d {self.dim})"
+        return f"GaussianMeasure(batch {tuple(self.batch_shape)}, d {self.dim})"
 
 
 def _check_covariance(covariance: object, mean: Tensor) -> None:

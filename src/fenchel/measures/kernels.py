@@ -17,9 +17,17 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fenchel.measures.affine import Affine, Map, affine_of, as_map, check_settled, map_name, mapped
+from fenchel.measures.affine import (
+    Affine,
+    Map,
+    affine_of,
+    apply_map,
+    as_map,
+    check_settled,
+    map_name,
+)
 from fenchel.measures.empirical import Empirical, mixing_weights, mixture
-from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.gaussian import GaussianMeasure
 from fenchel.measures.measure import Function, Measure, average, check_points
 
 
@@ -62,7 +70,7 @@ class Kernel(ABC):
         if isinstance(other, Kernel):
             return Composed(self, other)
         if isinstance(other, NonlinearKernel):
-            raise TypeError(_give_measure(other))
+            raise TypeError(_ask_for_measure(other))
         if isinstance(other, Tensor) or not callable(other):
             raise TypeError(
                 f"a kernel acts on functions and composes with kernels, got {type(other).__name__};"
@@ -73,19 +81,19 @@ class Kernel(ABC):
     @overload
     def __rmatmul__(self, measure: Empirical) -> Empirical: ...
     @overload
-    def __rmatmul__(self, measure: Gaussian) -> Gaussian: ...
+    def __rmatmul__(self, measure: GaussianMeasure) -> GaussianMeasure: ...
     def __rmatmul__(self, measure: Measure) -> Measure:
-        if isinstance(measure, Gaussian):
-            return pushed(measure, self)
+        if isinstance(measure, GaussianMeasure):
+            return push_forward(measure, self)
         if not isinstance(measure, Empirical):
             raise TypeError(
                 f"a kernel acts on measures, got {type(measure).__name__}; use Empirical(points)"
             )
         # as the one row of a kernel
-        row = Empirical._made(measure.points.unsqueeze(-3), measure.weights.unsqueeze(-2))
-        moved = discrete(carried(row, self))
+        row = Empirical._unchecked(measure.points.unsqueeze(-3), measure.weights.unsqueeze(-2))
+        moved = discrete(carry(row, self))
         points = moved.points if moved.points.dim() == 2 else moved.points.squeeze(-3)
-        return Empirical._made(points, moved.weights.squeeze(-2))
+        return Empirical._unchecked(points, moved.weights.squeeze(-2))
 
 
 class Applied:
@@ -102,8 +110,8 @@ class Applied:
 
     def valued(self, x: Tensor) -> tuple[Tensor, bool]:
         """The values, and whether they are vectors: with more axes than x has, no shape says so."""
-        found = self.kernel.at(x)
-        measure = found.quadrature() if isinstance(found, Gaussian) else discrete(found)
+        image = self.kernel.at(x)
+        measure = image.quadrature() if isinstance(image, GaussianMeasure) else discrete(image)
         inner = self.function
         return measure.averages(_ByRows(inner) if isinstance(inner, Applied) else inner)
 
@@ -112,7 +120,7 @@ class Applied:
 
 
 class _ByRows:
-    """K @ f on points (..., m, n, d) of m measures, which go in as (..., m n, d): as in `carried`,
+    """K @ f on points (..., m, n, d) of m measures, which go in as (..., m n, d): as in `carry`,
     the kernel's own batch axes never meet the axis m."""
 
     def __init__(self, function: Applied) -> None:
@@ -135,10 +143,10 @@ class NonlinearKernel(ABC):
         """K_mu"""
 
     def __matmul__(self, other: object) -> Kernel:
-        raise TypeError(_give_measure(self))
+        raise TypeError(_ask_for_measure(self))
 
     def __rmatmul__(self, other: object) -> Kernel:
-        raise TypeError(_give_measure(self))
+        raise TypeError(_ask_for_measure(self))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -151,7 +159,7 @@ class Composed(Kernel):
         self.first, self.second = first, second
 
     def _at(self, x: Tensor) -> Measure:
-        return carried(self.first.at(x), self.second)
+        return carry(self.first.at(x), self.second)
 
     def affine(self) -> Affine | None:
         first, second = self.first.affine(), self.second.affine()
@@ -183,7 +191,7 @@ class Deterministic(Kernel):
 
     def _at(self, x: Tensor) -> Empirical:
         check_settled(self.function)
-        image = mapped(self.function, x)
+        image = apply_map(self.function, x)
         if not isinstance(image, Tensor) or image.shape[:-1] != x.shape[:-1]:
             got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise ValueError(
@@ -191,7 +199,7 @@ class Deterministic(Kernel):
                 f"{(*x.shape[:-1], 'e')}, got {got}"
             )
         points = image.unsqueeze(-2)  # (..., m, 1, e)
-        return Empirical._made(points, torch.ones_like(points[..., 0]))
+        return Empirical._unchecked(points, torch.ones_like(points[..., 0]))
 
     def affine(self) -> Affine | None:
         return affine_of(self.function)
@@ -212,7 +220,7 @@ class Residual(Kernel):
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = _checked(kernel)
+        self.kernel = _require_kernel(kernel)
 
     def _at(self, x: Tensor) -> Measure:
         step = self.kernel.at(x)
@@ -239,18 +247,18 @@ class Residual(Kernel):
         return f"Residual({self.kernel!r})"
 
 
-class Mixture(Kernel):
+class KernelMixture(Kernel):
     """sum_j weights_j K_j, weights non-negative with sum 1; uniform by default.
 
     >>> maps = [Deterministic(torch.eye(1)), Deterministic(-torch.eye(1))]
-    >>> Mixture(maps, [0.75, 0.25]).at(torch.ones(1, 1)).mean
+    >>> KernelMixture(maps, [0.75, 0.25]).at(torch.ones(1, 1)).mean
     tensor([[0.5000]])
     """
 
     def __init__(
         self, kernels: Sequence[Kernel], weights: Sequence[float] | Tensor | None = None
     ) -> None:
-        self.kernels = [_checked(kernel) for kernel in kernels]
+        self.kernels = [_require_kernel(kernel) for kernel in kernels]
         self.weights = mixing_weights(weights, len(self.kernels))
 
     def _at(self, x: Tensor) -> Empirical:
@@ -259,20 +267,20 @@ class Mixture(Kernel):
     def __repr__(self) -> str:
         weights = ", ".join(f"{weight:.3g}" for weight in self.weights.tolist()[:4])
         more = ", …" if len(self.kernels) > 4 else ""
-        return f"Mixture({len(self.kernels)} kernels, weights [{weights}{more}])"
+        return f"KernelMixture({len(self.kernels)} kernels, weights [{weights}{more}])"
 
 
 # ---- how a measure goes through a kernel
 
 
-def carried(first: Measure, kernel: Kernel) -> Measure:
+def carry(first: Measure, kernel: Kernel) -> Measure:
     """The batch (..., m) of measures `first`, each sent through the kernel.
 
     Points go in as (..., m n, d): the kernel's own batch axes stay beside those of `first` and
     never meet the axis m.
     """
-    if isinstance(first, Gaussian):
-        return pushed(first, kernel)
+    if isinstance(first, GaussianMeasure):
+        return push_forward(first, kernel)
     first = discrete(first)
     points = first.points if first.points.dim() > 2 else first.points.unsqueeze(0)
     rows, n = points.shape[-3], first.size  # rows: 1 where the m measures share their points
@@ -282,13 +290,13 @@ def carried(first: Measure, kernel: Kernel) -> Measure:
     then = discrete(kernel.at(points.flatten(-3, -2)))
     weights = then.rows().unflatten(-2, (rows, n))  # (..., rows, n, n')
     if then.points.dim() == 2 or (then.points.shape[-3] == 1 and rows * n > 1):
-        return Empirical._made(then.points, average(first.weights, weights))  # shared: sums
+        return Empirical._unchecked(then.points, average(first.weights, weights))  # shared: sums
     joint = first.weights.unsqueeze(-1) * weights  # (..., m, n, n')
     targets = then.points.unflatten(-3, (rows, n)).flatten(-3, -2)  # (..., rows, n n', d')
-    return Empirical._made(targets, joint.flatten(-2))
+    return Empirical._unchecked(targets, joint.flatten(-2))
 
 
-def pushed(measure: Gaussian, kernel: Kernel) -> Gaussian:
+def push_forward(measure: GaussianMeasure, kernel: Kernel) -> GaussianMeasure:
     """A Gaussian through an affine map, exactly."""
     affine = kernel.affine()
     if affine is None:
@@ -304,15 +312,15 @@ def discrete(measure: Measure) -> Empirical:
     """Refuse what does not sit on finitely many points."""
     if not isinstance(measure, Empirical):
         raise TypeError(
-            f"this would be a mixture of {type(measure).__name__} measures, which is no measure of "
+            f"this would be a mixture of {type(measure).__name__} objects, which is no measure of "
             "this room; take kernel.at(x), project onto Diracs with MomentProjection(), or sample"
         )
     return measure
 
 
-def _checked(kernel: object) -> Kernel:
+def _require_kernel(kernel: object) -> Kernel:
     if isinstance(kernel, NonlinearKernel):
-        raise TypeError(_give_measure(kernel))
+        raise TypeError(_ask_for_measure(kernel))
     if not isinstance(kernel, Kernel):
         raise TypeError(
             f"a kernel is needed, got {type(kernel).__name__}; for a map of points use "
@@ -321,6 +329,6 @@ def _checked(kernel: object) -> Kernel:
     return kernel
 
 
-def _give_measure(given: NonlinearKernel) -> str:
-    name = type(given).__name__
+def _ask_for_measure(kernel: NonlinearKernel) -> str:
+    name = type(kernel).__name__
     return f"{name} is a kernel only once it has a measure; use A(mu) for A = {name}(...)"

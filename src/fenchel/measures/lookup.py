@@ -60,10 +60,10 @@ class Lookup(Kernel):
         targets = points if targets is None else targets
         check_points(targets, "targets")
         check_tensor(matrix, "matrix")
-        wanted = (points.shape[-2], targets.shape[-2])
-        if points.dim() != 2 or targets.dim() != 2 or matrix.shape[-2:] != wanted:
+        shape = (points.shape[-2], targets.shape[-2])
+        if points.dim() != 2 or targets.dim() != 2 or matrix.shape[-2:] != shape:
             raise ValueError(
-                f"points and targets must be (n, d) and matrix (..., {wanted[0]}, {wanted[1]}), "
+                f"points and targets must be (n, d) and matrix (..., {shape[0]}, {shape[1]}), "
                 f"got {tuple(points.shape)}, {tuple(targets.shape)} and {tuple(matrix.shape)}"
             )
         if has(coincide(points, points).sum(-1) > 1):
@@ -76,14 +76,14 @@ class Lookup(Kernel):
 
     @classmethod
     def _of(cls, kernel: Kernel) -> Lookup:
-        made = object.__new__(cls)
-        made._kernel = kernel
-        return made
+        lookup = object.__new__(cls)
+        lookup._kernel = kernel
+        return lookup
 
     def _at(self, x: Tensor) -> Empirical:
-        found = self._kernel._at(x)
-        assert isinstance(found, Empirical)
-        return found
+        image = self._kernel._at(x)
+        assert isinstance(image, Empirical)
+        return image
 
     def affine(self) -> Affine | None:
         return self._kernel.affine()
@@ -119,4 +119,4 @@ class _Finite(Kernel):
         weights = mass / total
         if self.matrix is not None:
             weights = weights @ self.matrix
-        return Empirical._made(self.targets.unsqueeze(-3), weights)
+        return Empirical._unchecked(self.targets.unsqueeze(-3), weights)

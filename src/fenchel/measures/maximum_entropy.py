@@ -127,7 +127,7 @@ class _Problem:
 
     @classmethod
     def make(cls, nu: Empirical, values: Tensor, moments: Tensor) -> _Problem:
-        given = torch.promote_types(values.dtype, moments.dtype)
+        dtype = torch.promote_types(values.dtype, moments.dtype)
         inner = certificate_dtype(values.device)
         weights, values, moments = (x.to(inner) for x in (nu.weights, values, moments))
         live = (weights.detach() > 0).unsqueeze(-1).to(inner)  # (..., n, 1)
@@ -138,7 +138,7 @@ class _Problem:
         scale = where(scale > 0, scale, 1.0)
         # Features far from zero beside their range carry that much rounding, as moments do.
         far = (centre / scale).abs().amax(-1, keepdim=True)  # (..., 1)
-        eps = torch.finfo(given).eps * (1 + far)
+        eps = torch.finfo(dtype).eps * (1 + far)
         turn, size = _right_vectors(spread / scale.unsqueeze(-2))
         on = size > eps * max(spread.shape[-2:]) * size.amax(-1, keepdim=True)  # (..., k)
         stretch = where(on, count.sqrt() / where(on, size, 1.0), 0.0)
@@ -190,7 +190,7 @@ class _Problem:
         divergence = (lam * average(p, self.apart)).sum(-1) - self.value(lam)
         divergence = where(status != Status.INFEASIBLE.value, divergence, math.inf)
         multiplier, divergence, missed = (x.to(dtype) for x in (multiplier, divergence, missed))
-        measure = Empirical._made(nu.points, p.to(dtype))
+        measure = Empirical._unchecked(nu.points, p.to(dtype))
         return MaximumEntropy(measure, multiplier, divergence, missed, status, steps)
 
 
@@ -231,16 +231,16 @@ def _minimise(problem: _Problem, max_steps: int) -> tuple[Tensor, Tensor, Tensor
     for _ in range(max_steps):
         step = problem.newton(lam)
         sure = step.noise <= _SURE * step.reach.clamp_min(1.0)
-        found = live & sure & (step.reach <= (10 * step.noise).clamp_min(_NEAR))
+        is_solved = live & sure & (step.reach <= (10 * step.noise).clamp_min(_NEAR))
         along = live & problem.separated(step.direction)
         size = step.direction.abs().amax(-1, keepdim=True)
         lam = torch.where(along.unsqueeze(-1), step.direction / size, lam)
         apart = live & (along | problem.separated(lam))
-        status = torch.where(found, Status.OK.value, status)
+        status = torch.where(is_solved, Status.OK.value, status)
         status = torch.where(apart, Status.INFEASIBLE.value, status)
         # Where curvature is lost in rounding and nothing is left to gain, the moments are on the
         # boundary, as far as these numbers can tell.
-        live = live & ~found & ~apart & (sure | (step.slope > _STEEP))
+        live = live & ~is_solved & ~apart & (sure | (step.slope > _STEEP))
         if not bool(live.any()):
             break
         if bool((live & ~sure).any()):  # d' H d <= v, and so the proof, hold with a ridge too

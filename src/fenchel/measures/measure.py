@@ -54,9 +54,9 @@ def check_points(points: object, name: str, axes: int = 2) -> None:
             f"{name} must be float32 or float64, got {points.dtype}; use {name}.double()"
         )
     if points.dim() < axes:
-        wanted = "(..., n, d)" if axes == 2 else "(..., d)"
+        shape = "(..., n, d)" if axes == 2 else "(..., d)"
         raise ValueError(
-            f"{name} must be {wanted}, got {tuple(points.shape)}; use {_more_axes(points, name)}"
+            f"{name} must be {shape}, got {tuple(points.shape)}; use {_more_axes(points, name)}"
         )
     check_finite(points, name)
 
@@ -96,12 +96,12 @@ def valued(function: Function, points: Tensor) -> tuple[Tensor, bool]:
 
     A function that says so itself, by a method `valued`, may have more leading axes than points.
     """
-    itself = getattr(function, "valued", None)
-    if itself is None:
+    valued_of = getattr(function, "valued", None)
+    if valued_of is None:
         values = values_of(function, points)
         return values, values.dim() == points.dim()
-    found: tuple[Tensor, bool] = itself(points)
-    return found
+    valued: tuple[Tensor, bool] = valued_of(points)
+    return valued
 
 
 def values_of(function: Function, points: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ def between(x: Tensor, y: Tensor, p: float) -> Tensor:
 
 def _cdist(x: Tensor, y: Tensor, p: float) -> Tensor:
     # from differences: products would lose half of the digits
-    found: Tensor = torch.cdist(x, y, p=p, compute_mode="donot_use_mm_for_euclid_dist")
-    return found
+    distances: Tensor = torch.cdist(x, y, p=p, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances
 
 
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:

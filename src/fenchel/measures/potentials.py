@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fenchel import scores
 from fenchel._numerics import check_tensor
-from fenchel.measures.affine import Map, as_map, identity, map_name, mapped
+from fenchel.measures.affine import Map, apply_map, as_map, identity, map_name
 
 
 class InteractionPotential(ABC):
@@ -41,14 +41,14 @@ class Dot(InteractionPotential):
     def __init__(
         self, temperature: float = 1.0, query: Map | None = None, key: Map | None = None
     ) -> None:
-        self.temperature = _checked(temperature)
+        self.temperature = _read_temperature(temperature)
         self.query, self.key = as_map(query, "query"), as_map(key, "key")
 
     def __repr__(self) -> str:
-        return _described(self)
+        return _describe(self)
 
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        return _dot(*_projected(self, x, y), self.temperature)
+        return _dot(*_project(self, x, y), self.temperature)
 
 
 class ScaledDot(InteractionPotential):
@@ -61,14 +61,14 @@ class ScaledDot(InteractionPotential):
     def __init__(
         self, temperature: float | None = None, query: Map | None = None, key: Map | None = None
     ) -> None:
-        self.temperature = None if temperature is None else _checked(temperature)
+        self.temperature = None if temperature is None else _read_temperature(temperature)
         self.query, self.key = as_map(query, "query"), as_map(key, "key")
 
     def __repr__(self) -> str:
-        return _described(self)
+        return _describe(self)
 
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        return _dot(*_projected(self, x, y), self.temperature)
+        return _dot(*_project(self, x, y), self.temperature)
 
 
 class GaussianPotential(InteractionPotential):
@@ -81,14 +81,14 @@ class GaussianPotential(InteractionPotential):
     def __init__(
         self, temperature: float = 1.0, query: Map | None = None, key: Map | None = None
     ) -> None:
-        self.temperature = _checked(temperature)
+        self.temperature = _read_temperature(temperature)
         self.query, self.key = as_map(query, "query"), as_map(key, "key")
 
     def __repr__(self) -> str:
-        return _described(self)
+        return _describe(self)
 
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        x, y = _projected(self, x, y)
+        x, y = _project(self, x, y)
         _check_same(x, y)
         return scores.negative_squared_distance(x, y, 1 / self.temperature)
 
@@ -117,17 +117,19 @@ class Potential(InteractionPotential):
         return values
 
 
-def _projected(
+def _project(
     potential: Dot | ScaledDot | GaussianPotential, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return mapped(potential.query, x), mapped(potential.key, y)
+    return apply_map(potential.query, x), apply_map(potential.key, y)
 
 
-def _described(potential: Dot | ScaledDot | GaussianPotential) -> str:
+def _describe(potential: Dot | ScaledDot | GaussianPotential) -> str:
     heat = potential.temperature
     parts = [] if heat is None else [f"temperature={heat:g}"]
     maps = (("query", potential.query), ("key", potential.key))
-    parts += [f"{name}={map_name(given)}" for name, given in maps if given is not identity]
+    parts += [
+        f"{name}={map_name(transform)}" for name, transform in maps if transform is not identity
+    ]
     return f"{type(potential).__name__}({', '.join(parts)})"
 
 
@@ -144,7 +146,7 @@ def _check_same(x: Tensor, y: Tensor) -> None:
         )
 
 
-def _checked(temperature: object) -> float:
+def _read_temperature(temperature: object) -> float:
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
         raise TypeError(f"temperature must be a number, got {temperature!r}")
     if not (temperature > 0 and math.isfinite(temperature)):

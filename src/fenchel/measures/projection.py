@@ -12,13 +12,13 @@ from fenchel._numerics import has
 from fenchel._solution import SolveError, Status
 from fenchel.measures.affine import Affine, map_name
 from fenchel.measures.empirical import Dirac, Empirical
-from fenchel.measures.gaussian import Gaussian
+from fenchel.measures.gaussian import GaussianMeasure
 from fenchel.measures.kernels import Kernel
 from fenchel.measures.maximum_entropy import maximum_entropy
 from fenchel.measures.measure import Function, Measure
 
 
-class Family(ABC):
+class MeasureFamily(ABC):
     """A set of measures, one for each vector of moments."""
 
     fixed: bool  # whether the features belong to the family, and none are given
@@ -31,7 +31,7 @@ class Family(ABC):
         """The one with the moments of `measure`."""
 
 
-class Diracs(Family):
+class Diracs(MeasureFamily):
     """Moments are the mean: the projection that attention ends with."""
 
     fixed = True
@@ -40,16 +40,16 @@ class Diracs(Family):
         return Dirac(measure.mean)
 
 
-class Gaussians(Family):
+class Gaussians(MeasureFamily):
     """Moments are the mean and the covariance."""
 
     fixed = True
 
-    def member(self, measure: Measure, features: Function | None) -> Gaussian:
-        return Gaussian._made(measure.mean, measure.covariance)
+    def member(self, measure: Measure, features: Function | None) -> GaussianMeasure:
+        return GaussianMeasure._unchecked(measure.mean, measure.covariance)
 
 
-class GridFamily(Family):
+class GridFamily(MeasureFamily):
     """exp(<theta, features> - A(theta)) times a base measure on a grid.
 
     points (n, d), weights (n,) of the base; uniform by default.
@@ -71,16 +71,16 @@ class GridFamily(Family):
 
     def member(self, measure: Measure, features: Function | None) -> Empirical:
         assert features is not None
-        found = maximum_entropy(self.base, features, measure.expectation(features))
-        if has(found.status != Status.OK.value):
-            worst = Status(int(found.status[found.status != Status.OK.value].flatten()[0]))
+        solution = maximum_entropy(self.base, features, measure.expectation(features))
+        if has(solution.status != Status.OK.value):
+            worst = Status(int(solution.status[solution.status != Status.OK.value].flatten()[0]))
             where = {
                 Status.INFEASIBLE: "outside of what the grid can have; widen the grid",
                 Status.MAX_STEPS: "on the boundary of what the grid can have, where no member of "
                 "the family has them; widen the grid, or use maximum_entropy for the limit",
             }[worst]
             raise SolveError(f"the moments of a measure are {where} ({worst.name})")
-        return found.measure
+        return solution.measure
 
 
 class MomentProjection:
@@ -100,9 +100,11 @@ class MomentProjection:
 
     # Vuckovic et al. (2020), propositions 16 and 17
 
-    def __init__(self, features: Function | None = None, family: Family | None = None) -> None:
+    def __init__(
+        self, features: Function | None = None, family: MeasureFamily | None = None
+    ) -> None:
         self.family = Diracs() if family is None else family
-        if not isinstance(self.family, Family):
+        if not isinstance(self.family, MeasureFamily):
             raise TypeError(
                 "family must be Diracs(), Gaussians() or GridFamily(points), got "
                 f"{type(family).__name__}"
@@ -120,15 +122,17 @@ class MomentProjection:
         return f"MomentProjection({', '.join(parts)})"
 
     @overload
-    def __call__(self, given: Kernel) -> Kernel: ...
+    def __call__(self, measure_or_kernel: Kernel) -> Kernel: ...
     @overload
-    def __call__(self, given: Measure) -> Measure: ...
-    def __call__(self, given: Measure | Kernel) -> Measure | Kernel:
-        if isinstance(given, Kernel):
-            return _Projected(self, given)
-        if not isinstance(given, Measure):
-            raise TypeError(f"Pi takes a measure or a kernel, got {type(given).__name__}")
-        return self.family.member(given, self.features)
+    def __call__(self, measure_or_kernel: Measure) -> Measure: ...
+    def __call__(self, measure_or_kernel: Measure | Kernel) -> Measure | Kernel:
+        if isinstance(measure_or_kernel, Kernel):
+            return _Projected(self, measure_or_kernel)
+        if not isinstance(measure_or_kernel, Measure):
+            raise TypeError(
+                f"Pi takes a measure or a kernel, got {type(measure_or_kernel).__name__}"
+            )
+        return self.family.member(measure_or_kernel, self.features)
 
 
 class _Projected(Kernel):

@@ -36,7 +36,7 @@ def boltzmann_gibbs(log_g: Tensor | Function, nu: Empirical) -> Empirical:
         raise TypeError(
             f"log_g must be floating-point, got {values.dtype}; use log_g.to({nu.weights.dtype})"
         )
-    return Empirical._made(nu.points, _reweigh(nu.weights, values))
+    return Empirical._unchecked(nu.points, _reweigh(nu.weights, values))
 
 
 class Softmatch(NonlinearKernel):
@@ -74,7 +74,7 @@ class _Softmatched(Kernel):
     def _at(self, x: Tensor) -> Empirical:
         values = self.potential.log(x, self.nu.points)  # (..., m, n)
         weights = _reweigh(self.nu.weights.unsqueeze(-2), values)
-        return Empirical._made(self.nu.points.unsqueeze(-3), weights)
+        return Empirical._unchecked(self.nu.points.unsqueeze(-3), weights)
 
 
 def _reweigh(weights: Tensor, log_g: Tensor) -> Tensor:

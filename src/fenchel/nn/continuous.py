@@ -19,7 +19,7 @@ from fenchel.continuous import (
     ValueFit,
     cell_centers,
 )
-from fenchel.continuous.values import weighted
+from fenchel.continuous.values import average_features
 from fenchel.nn.continuous_density import Member, even_where_empty
 from fenchel.nn.modes import Modes, ModeSelection
 from fenchel.nn.multihead import MultiheadAttention
@@ -119,17 +119,17 @@ class _ContinuousAttention(Module):
         return self
 
     def _attend(
-        self, features: Tensor, what: Any, mask: Tensor | None, shape: tuple[int, ...]
+        self, features: Tensor, scores: Any, mask: Tensor | None, shape: tuple[int, ...]
     ) -> Expectation:
         fit = self._fit(shape)
         values = fit(features)
         self._check_precision(features, "features")
-        density, visible = what, None
-        if isinstance(what, Tensor):
-            visible = self._visible(what, mask, shape)
-            density = self._density(what, visible, shape)
-        elif not isinstance(what, Density | Mixture):
-            raise TypeError(f"scores must be a tensor or a density, got {type(what).__name__}")
+        density, visible = scores, None
+        if isinstance(scores, Tensor):
+            visible = self._visible(scores, mask, shape)
+            density = self._density(scores, visible, shape)
+        elif not isinstance(scores, Density | Mixture):
+            raise TypeError(f"scores must be a tensor or a density, got {type(scores).__name__}")
         elif mask is not None:
             raise ValueError("a mask goes with scores; a density says itself where it is zero")
         self._check_precision(density.mean, "density")
@@ -182,9 +182,9 @@ class _ContinuousAttention(Module):
             return mask & allowed
         return allowed if not readable(scores) or has(~allowed) else None
 
-    def _check_precision(self, given: Tensor, name: str) -> None:
+    def _check_precision(self, tensor: Tensor, name: str) -> None:
         dtype = self.basis.centers.dtype
-        if given.dtype == torch.float64 and dtype != torch.float64:
+        if tensor.dtype == torch.float64 and dtype != torch.float64:
             raise TypeError(
                 f"{name} in torch.float64 but the layer in {dtype}, which would be the precision "
                 f"of the answer; call layer.double(), or pass {name} in float32"
@@ -341,9 +341,9 @@ class ContinuousTransformerLayer(Module):
             operator = fit.masked(mask)
         # In units of the functions' heights, coefficients are about as large as tokens.
         height = fit.basis(fit.basis.centers).diagonal()
-        rows = weighted(operator.mT * height.unsqueeze(-1), self.before_attention(tokens))
+        rows = average_features(operator.mT * height.unsqueeze(-1), self.before_attention(tokens))
         mixed, _ = self.attention(rows, rows, rows, need_weights=False)
-        read = weighted(fit.at_positions / height, mixed)  # (batch, L, embed_dim)
+        read = average_features(fit.at_positions / height, mixed)  # (batch, L, embed_dim)
         tokens = tokens + self.dropout(read)
         inner = torch.nn.functional.gelu(self.widen(self.before_mlp(tokens)))
         output: Tensor = tokens + self.dropout(self.narrow(inner))
@@ -352,8 +352,8 @@ class ContinuousTransformerLayer(Module):
 
 def _check_batches(features: Tensor, batch: torch.Size) -> None:
     """Fewer axes would be matched from the right, queries against examples."""
-    given = features.shape[:-2]
-    if given.numel() != 1 and len(given) < len(batch):
+    lead = features.shape[:-2]
+    if lead.numel() != 1 and len(lead) < len(batch):
         raise ValueError(
             f"features {tuple(features.shape)} have fewer axes in front than the scores or "
             f"densities, {tuple(batch)}; for several queries of each example pass features[:, None]"

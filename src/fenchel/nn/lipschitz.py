@@ -28,6 +28,7 @@ from fenchel.bounds.modules import (
 )
 from fenchel.nn.extra_state import NumberedLayer, as_numbers, check_numbers
 from fenchel.nn.lipschitz_heads import DotHeads, GaussianHeads, Heads
+from fenchel.nn.preferences import check_positive_number
 
 _SLOPE_ONE = (Identity, ReLU, Sigmoid, Tanh)
 _RANGE = 1e30  # of constants, radii and temperatures, and its inverse
@@ -48,7 +49,7 @@ class GaussianForm:
 
     def __post_init__(self) -> None:
         if self.temperature is not None:
-            _check_positive(self.temperature, "temperature")
+            _read_size(self.temperature, "temperature")
 
     def heads(self, embed_dim: int, num_heads: int) -> Heads:
         """The module of all heads."""
@@ -65,7 +66,7 @@ class DotForm:
     radius: float
 
     def __post_init__(self) -> None:
-        _check_positive(self.radius, "radius")
+        _read_size(self.radius, "radius")
 
     def heads(self, embed_dim: int, num_heads: int) -> Heads:
         """The module of all heads."""
@@ -116,7 +117,7 @@ class LipschitzAttention(NumberedLayer):
         super().__init__()
         _check_attention(embed_dim, num_heads, form)
         self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.constant, self.form = _check_positive(constant, "constant"), form
+        self.constant, self.form = _read_size(constant, "constant"), form
         self.heads = form.heads(embed_dim, num_heads)
         self.output = Parameter(torch.empty(embed_dim, embed_dim))
         self.bias = Parameter(torch.zeros(embed_dim)) if bias else None
@@ -166,9 +167,9 @@ class LipschitzAttention(NumberedLayer):
         layer = BoundedMap(lambda x: frozen._map(x, None, scale), constant)
         unit, radius = self.heads.search_region()
         shape = (tokens, self.embed_dim)
-        given = (f"{self.form}, these weights",)
+        conditions = (f"{self.form}, these weights",)
         return layer_lipschitz(
-            "LipschitzAttention", layer, shape, unit=unit, given=given, radius=radius
+            "LipschitzAttention", layer, shape, unit=unit, conditions=conditions, radius=radius
         )
 
     def extra_repr(self) -> str:
@@ -229,7 +230,7 @@ class LipschitzFeedForward(NumberedLayer):
         hidden = 4 * embed_dim if hidden is None else hidden
         check_whole(embed_dim, "embed_dim", 1)
         check_whole(hidden, "hidden", 1)
-        self.embed_dim, self.constant = embed_dim, _check_positive(constant, "constant")
+        self.embed_dim, self.constant = embed_dim, _read_size(constant, "constant")
         self.activation = Tanh() if activation is None else activation
         if not isinstance(self.activation, _SLOPE_ONE):
             raise TypeError(
@@ -265,8 +266,10 @@ class LipschitzFeedForward(NumberedLayer):
         scale = scale.to("cpu", torch.float64)
         frozen = copy.deepcopy(self).to("cpu", torch.float64).requires_grad_(False)
         layer = BoundedMap(lambda x: frozen._map(x, scale), constant)
-        shape, given = (tokens, self.embed_dim), ("these weights",)
-        return layer_lipschitz("LipschitzFeedForward", layer, shape, unit=1.0, given=given)
+        shape, conditions = (tokens, self.embed_dim), ("these weights",)
+        return layer_lipschitz(
+            "LipschitzFeedForward", layer, shape, unit=1.0, conditions=conditions
+        )
 
     def extra_repr(self) -> str:
         hidden = len(self.inner)
@@ -330,10 +333,8 @@ def _check_alone(mask: object, others: tuple[object, ...]) -> None:
         )
 
 
-def _check_positive(value: object, name: str) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
+def _read_size(value: object, name: str) -> float:
+    check_positive_number(value, name)
     if not 1 / _RANGE <= value <= _RANGE:  # type: ignore[operator]
         raise ValueError(
             f"{name} must be within {1 / _RANGE:g} and {_RANGE:g}, where float32 has room for what "

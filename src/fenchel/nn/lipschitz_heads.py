@@ -24,6 +24,7 @@ from fenchel.bounds.modules import (
     of_size_one,
     size_of_sequence,
 )
+from fenchel.nn.heads import join_heads, split_heads
 from fenchel.scores import negative_squared_distance
 
 
@@ -55,7 +56,7 @@ class GaussianHeads(Heads):
     def forward(self, x: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
         projection, unit = of_size_one(self.projection)
         size = size_of_sequence(x)  # (batch, 1, 1)
-        z = _by_head(x / size.to(x.dtype) @ projection.to(x.dtype).mT, len(self.log_temperature))
+        z = split_heads(x / size.to(x.dtype) @ projection.to(x.dtype).mT, len(self.log_temperature))
         unit = unit * size
         heat = self.log_temperature.to(unit.dtype).reshape(-1, 1, 1)  # (head, 1, 1)
         log_scale = 2 * unit.log().unsqueeze(1) - heat
@@ -86,7 +87,7 @@ class DotHeads(Heads):
     def forward(self, x: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
         x, size = into_ball(x, self.radius)
         pairs = [of_size_one(m) for m in (self.query, self.key, self.value)]
-        query, key, value = (_by_head(x @ m.to(x.dtype).mT, self.num_heads) for m, _ in pairs)
+        query, key, value = (split_heads(x @ m.to(x.dtype).mT, self.num_heads) for m, _ in pairs)
         of_query, of_key, of_value = (unit for _, unit in pairs)
         log_scale = of_query.log() + of_key.log() + 2 * size.log() - math.log(self.temperature)
         average = _average(query @ key.mT, log_scale.unsqueeze(1), value, allowed)
@@ -104,12 +105,6 @@ class DotHeads(Heads):
         return self.radius, self.radius
 
 
-def _by_head(x: Tensor, heads: int) -> Tensor:
-    """(batch, n, head * size) -> (batch, head, n, size)"""
-    by_head: Tensor = x.unflatten(-1, (heads, -1))
-    return by_head.transpose(1, 2)
-
-
 def _average(scores: Tensor, log_scale: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
     """(batch, head, n, n), (batch, head or 1, 1, 1), (batch, head, n, size)
     -> (batch, n, head * size), with the softmax of exp(log_scale) scores."""
@@ -122,4 +117,4 @@ def _average(scores: Tensor, log_scale: Tensor, values: Tensor, allowed: Tensor 
         scores = (scores - live.amax(-1, keepdim=True)) * scale
     if allowed is not None:
         scores = where(allowed, scores, -math.inf)
-    return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
+    return join_heads(scores.softmax(-1) @ values)

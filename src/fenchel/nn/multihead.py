@@ -13,6 +13,7 @@ from torch.nn.init import xavier_normal_, xavier_uniform_, zeros_
 from fenchel._attention import attention
 from fenchel._numerics import check_tensor, check_whole, compute_dtype, full_precision
 from fenchel._solve import solve
+from fenchel.nn.heads import join_heads, split_heads
 from fenchel.nn.masks import lay_out_attn_mask, lay_out_padding, merge_masks
 from fenchel.nn.regularizer import as_module
 from fenchel.regularizers.contract import Regularizer
@@ -115,7 +116,7 @@ class MultiheadAttention(Module):
         """
         _check_operands(self, query, key, value)
         batched = query.ndim == 3
-        q, k, v = (self._by_head(x, batched) for x in self._project(query, key, value))
+        q, k, v = (self._enter(x, batched) for x in self._project(query, key, value))
         shape = torch.Size((*q.shape[:3], k.shape[2]))  # (batch, head, query, key)
         k, v = self._extend(k, v)
         extra = k.shape[2] - shape[3]
@@ -142,8 +143,8 @@ class MultiheadAttention(Module):
     def _make_parameters(self, bias: bool, bias_kv: bool, like: dict[str, Any]) -> None:
         width = self.embed_dim
 
-        def parameter(wanted: bool, *shape: int) -> Parameter | None:
-            return Parameter(torch.empty(shape, **like)) if wanted else None
+        def parameter(exists: bool, *shape: int) -> Parameter | None:
+            return Parameter(torch.empty(shape, **like)) if exists else None
 
         packed = self.kdim == width and self.vdim == width
         self.register_parameter("in_proj_weight", parameter(packed, 3 * width, width))
@@ -185,18 +186,17 @@ class MultiheadAttention(Module):
         operands = zip((query, key, value), weights, biases, strict=True)
         return tuple(F.linear(x, weight, b) for x, weight, b in operands)
 
-    def _by_head(self, x: Tensor, batched: bool) -> Tensor:
+    def _enter(self, x: Tensor, batched: bool) -> Tensor:
         """The caller's axes -> (batch, head, token, head_dim)."""
         if not batched:
             x = x.unsqueeze(0)
         elif not self.batch_first:
             x = x.transpose(0, 1)
-        by_head: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim))
-        return by_head.transpose(1, 2)
+        return split_heads(x, self.num_heads)
 
     def _leave(self, heads: Tensor, batched: bool) -> Tensor:
         """(batch, head, query, head_dim) -> the caller's axes, through the output projection."""
-        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))  # (batch, query, width)
+        output: Tensor = self.out_proj(join_heads(heads))  # (batch, query, width)
         if not batched:
             return output.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1)

@@ -21,17 +21,19 @@ from fenchel._numerics import (
     certificate_dtype,
     check_tensor,
     compute_dtype,
+    expands_to,
     full_precision,
     where,
 )
 from fenchel.dual import Estimate
 from fenchel.dual.problem import read_positive
+from fenchel.nn.heads import join_heads, split_heads
 from fenchel.nn.masks import lay_out_attn_mask, lay_out_padding, merge_masks
 from fenchel.nn.preferences import (
     LogPreference,
     PositionPreference,
     UniformPreference,
-    check_positive,
+    check_positive_number,
     check_sizes,
 )
 from fenchel.nn.solvers import Exact, FirstOrder, SecondOrder
@@ -68,7 +70,7 @@ class HeadForm:
             if getattr(self, name) is not None:
                 check_sizes(**{name: getattr(self, name)})
         if self.scale is not None:
-            check_positive(self.scale, "scale")
+            check_positive_number(self.scale, "scale")
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout must lie between 0 and 1, got {self.dropout}")
 
@@ -249,21 +251,16 @@ class PreferenceAttention(Module):  # Deciphering Attention, eqs. 16 to 19
         padding = lay_out_padding(key_padding_mask, shape, batched=True)
         if padding is not None and padding.dtype == torch.bool:  # where anything may stand
             templates = where(~padding[:, 0].mT, templates, 0.0)
-        z = self._by_head(self.evidence_proj(query))
-        t = self._by_head(self.template_proj(templates))
-        v = self._by_head(self.value_proj(templates))
+        z = split_heads(self.evidence_proj(query), self.num_heads)
+        t = split_heads(self.template_proj(templates), self.num_heads)
+        v = split_heads(self.value_proj(templates), self.num_heads)
         mask = merge_masks(lay_out_attn_mask(attn_mask, shape), padding, z, 0)
         logs = self._log_preference(query, templates, shape)
         return _Heads(z, t, v, _mask_preferences(logs, mask), is_causal)
 
-    def _by_head(self, x: Tensor) -> Tensor:
-        """(batch, token, head * head_dim) -> (batch, head, token, head_dim)"""
-        by_head: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim))
-        return by_head.transpose(1, 2)
-
     def _leave(self, heads: Tensor) -> Tensor:
         """(batch, head, query, head_dim) -> (batch, query, embed_dim)"""
-        output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        output: Tensor = self.out_proj(join_heads(heads))
         return output
 
     def _log_preference(self, query: Tensor, templates: Tensor, shape: torch.Size) -> Tensor | None:
@@ -272,7 +269,7 @@ class PreferenceAttention(Module):  # Deciphering Attention, eqs. 16 to 19
             return None
         logs = self.preference(query, templates)
         check_tensor(logs, "what preference returns")
-        if logs.ndim != 4 or not _fits(logs.shape, shape) or not logs.is_floating_point():
+        if logs.ndim != 4 or not expands_to(logs.shape, shape) or not logs.is_floating_point():
             raise ValueError(
                 "preference must return floating-point log-preferences of four axes, (batch, head, "
                 f"query, template) = {tuple(shape)}, each full or 1; got {logs.dtype} of shape "
@@ -285,7 +282,9 @@ class PreferenceAttention(Module):  # Deciphering Attention, eqs. 16 to 19
         if not isinstance(self.reliability, Module):
             return float(self.reliability)
         strength: Tensor = self.reliability()
-        if strength.ndim == 1 or not _fits(strength.shape, shape):  # one axis: heads or queries?
+        if strength.ndim == 1 or not expands_to(
+            strength.shape, shape
+        ):  # one axis: heads or queries?
             raise ValueError(
                 f"reliability must return (head, 1) = {(shape[1], 1)}, or (batch, head, query) = "
                 f"{tuple(shape)} with axes full or 1, got shape {tuple(strength.shape)}"
@@ -357,12 +356,6 @@ def _split_preference(heads: _Heads) -> tuple[Tensor | None, Tensor | None]:
 # ---- checks
 
 
-def _fits(shape: torch.Size, whole: torch.Size) -> bool:
-    """Broadcasts, each axis from the right full or 1."""
-    pairs = zip(reversed(shape), reversed(whole), strict=False)
-    return len(shape) <= len(whole) and all(size in (1, full) for size, full in pairs)
-
-
 def _head_dim(embed_dim: int, num_heads: int) -> int:
     if embed_dim % num_heads:
         raise ValueError(
@@ -376,7 +369,7 @@ def _check_choices(solver: object, reliability: object) -> None:
     if not isinstance(solver, FirstOrder | SecondOrder | Exact):
         raise TypeError(f"solver must be FirstOrder(), SecondOrder() or Exact(), got {solver!r}")
     if not isinstance(reliability, Module):
-        check_positive(reliability, "reliability", ", or a LearnedReliability(num_heads)")
+        check_positive_number(reliability, "reliability", ", or a LearnedReliability(num_heads)")
 
 
 def _check_operands(layer: PreferenceAttention, query: Tensor, templates: Tensor) -> None:

@@ -112,7 +112,7 @@ class LearnedReliability(Module):
     def __init__(self, heads: int, init: float = 1.0) -> None:
         super().__init__()
         check_whole(heads, "heads", 1)
-        check_positive(init, "init")
+        check_positive_number(init, "init")
         self.raw = Parameter(torch.full((heads, 1), math.log(init)))
 
     def forward(self) -> Tensor:
@@ -125,7 +125,8 @@ def check_sizes(**sizes: int) -> None:
         check_whole(size, name, 1)
 
 
-def check_positive(value: object, name: str, alternative: str = "") -> None:
+def check_positive_number(value: object, name: str, alternative: str = "") -> None:
+    """Refuse anything but a finite number > 0; alternative: what else would do."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:  # type: ignore[operator]
         raise ValueError(f"{name} must be a finite number > 0{alternative}, got {value!r}")

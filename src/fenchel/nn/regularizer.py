@@ -73,15 +73,15 @@ class HeldRegularizer(Module):
 
     def __init__(self, regularizer: Regularizer) -> None:
         super().__init__()
-        self._given = resolve_regularizer(regularizer)
-        self._held: list[str] = []
+        self._regularizer = resolve_regularizer(regularizer)
+        self._tensor_names: list[str] = []
         for name, value in vars(regularizer).items():
             if isinstance(value, Tensor):
                 self._hold(name, value)
 
     def _hold(self, name: str, value: Tensor) -> None:
-        kind = type(self._given).__name__
-        if not is_dataclass(self._given):
+        kind = type(self._regularizer).__name__
+        if not is_dataclass(self._regularizer):
             raise TypeError(
                 f"{kind} holds the tensor {name} but is no dataclass, so that it cannot be made "
                 "again after a step of the optimiser; decorate it with @dataclass(frozen=True)"
@@ -96,17 +96,18 @@ class HeldRegularizer(Module):
             )
         else:
             self.register_buffer(name, value, persistent=False)
-        self._held.append(name)
+        self._tensor_names.append(name)
 
     def forward(self) -> Regularizer:
         """The regulariser with the tensors as they are now, checked again."""
-        if not self._held:
-            return self._given
-        now: dict[str, Any] = {name: getattr(self, name) for name in self._held}
-        return replace(self._given, **now)  # type: ignore[type-var]
+        if not self._tensor_names:
+            return self._regularizer
+        now: dict[str, Any] = {name: getattr(self, name) for name in self._tensor_names}
+        return replace(self._regularizer, **now)  # type: ignore[type-var]
 
     def extra_repr(self) -> str:
-        return repr(self._given) if not self._held else type(self._given).__name__
+        omega = self._regularizer
+        return repr(omega) if not self._tensor_names else type(omega).__name__
 
 
 def as_module(regularizer: Regularizer | Module) -> Module:

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn.init import xavier_uniform_, zeros_
 
-from fenchel._numerics import check_tensor, check_whole
+from fenchel._numerics import check_positive, check_tensor, check_whole
 from fenchel.dual.transport import dot_product_transport
+from fenchel.nn.heads import join_heads, split_heads
 from fenchel.nn.solvers import Exact, FirstOrder
 
 _FIRST_ORDER = FirstOrder()
@@ -123,15 +124,17 @@ class TransportAttention(Module):
         if mask is not None:  # what is ignored may hold anything
             lost = mask.reshape(batch, count, 1)
             templates = torch.where(lost, templates.new_zeros(()), templates)
-        evidence = self._by_head(self.query_proj(query))  # (batch, head, query, head_dim)
+        evidence = split_heads(
+            self.query_proj(query), self.num_heads
+        )  # (batch, head, query, head_dim)
         # (batch, head, 1, N, head_dim): all queries share them
         keys, values = (
-            self._by_head(_append_partner(project(templates), partner)).unsqueeze(2)
+            split_heads(_append_partner(project(templates), partner), self.num_heads).unsqueeze(2)
             for project in (self.template_proj, self.value_proj)
         )
         share = _lay_out(preference, "preference", batch, count)
         heads = self._estimate(keys, values, share, evidence, None if mask is None else ~mask)
-        output: Tensor = self.out_proj(heads.to(query.dtype).transpose(1, 2).flatten(2))
+        output: Tensor = self.out_proj(join_heads(heads.to(query.dtype)))
         return output
 
     def extra_repr(self) -> str:
@@ -172,11 +175,6 @@ class TransportAttention(Module):
                 f"{tuple(strength.shape)}"
             )
         return strength
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        """(batch, token, width) -> (batch, head, token, head_dim)"""
-        by_head: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim))
-        return by_head.transpose(1, 2)
 
     def _check(self, query: Tensor, templates: Tensor, extra: Tensor | None) -> None:
         named = {"query": query, "templates": templates}
@@ -230,6 +228,5 @@ def _lay_out(x: Tensor | None, name: str, batch: int, count: int) -> Tensor | No
 def _positive(value: float, name: str, other: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number{other}, got {type(value).__name__}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be finite and > 0, got {value}")
+    check_positive(value, name)
     return float(value)

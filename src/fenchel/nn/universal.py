@@ -67,7 +67,7 @@ class Iteration:
     def run(self, step: Step, start: Tensor) -> Iterate:
         """start (batch, ...); step keeps its shape. Nothing is differentiated."""
         state = _IterationState(self, step, start)
-        while state.left > 0 and not bool(state.done.all()):
+        while state.left > 0 and not bool(state.is_done.all()):
             state.advance()
         return state.result()
 
@@ -169,11 +169,11 @@ class UniversalTransformer(NumberedLayer):
 
         key_padding_mask: bool (batch, n), True = **ignored**: zero in the result.
         """
-        given = _check_operands(u, start, key_padding_mask, self.attention.output)
-        dtype = working_dtype(given, self.attention.output)
-        with full_precision(given):
-            block = self._block(given.shape[1], key_padding_mask, dtype)
-            begin = _zero_ignored(given if start is None else start, key_padding_mask).to(dtype)
+        tokens = _check_operands(u, start, key_padding_mask, self.attention.output)
+        dtype = working_dtype(tokens, self.attention.output)
+        with full_precision(tokens):
+            block = self._block(tokens.shape[1], key_padding_mask, dtype)
+            begin = _zero_ignored(tokens if start is None else start, key_padding_mask).to(dtype)
             added = None if u is None else _zero_ignored(u, key_padding_mask).to(dtype)
 
             def step(x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class UniversalTransformer(NumberedLayer):
             moving = (*self.parameters(), points if added is None else added)
             if torch.is_grad_enabled() and any(x.requires_grad for x in moving):
                 points = _attach(step, points, self.solver)
-        return self._round(points, iterate, added, given.dtype, block.constant)
+        return self._round(points, iterate, added, tokens.dtype, block.constant)
 
     def constant(self, tokens: int) -> float:
         """Of T with the present weights, in the l2 norm of a sequence of so many tokens."""
@@ -249,8 +249,8 @@ class UniversalTransformer(NumberedLayer):
             x = (1 - a) * x + a * attention(x)
             return _zero_ignored((1 - a) * x + a * feedforward(x), ignored)
 
-        constants = (attention.constant, feedforward.constant)
-        return BoundedMap(function, math.prod(mixed_constant(c, a) for c in constants))
+        lipschitz = (attention.constant, feedforward.constant)
+        return BoundedMap(function, math.prod(mixed_constant(c, a) for c in lipschitz))
 
 
 # ---- iteration
@@ -274,28 +274,28 @@ class _IterationState:
         self.changes: list[tuple[Tensor, Tensor]] = []
 
     @property
-    def done(self) -> Tensor:
+    def is_done(self) -> Tensor:
         """(batch): at rest, or lost."""
         size = math.sqrt(self.numbers) + self.x.norm(dim=-1)
-        rest: Tensor = self.residual <= self.tolerance * size
-        return rest | ~self.residual.isfinite()
+        is_at_rest: Tensor = self.residual <= self.tolerance * size
+        return is_at_rest | ~self.residual.isfinite()
 
     def advance(self) -> None:
         """One evaluation. Sequences that are done stay where they are."""
-        active = ~self.done
+        active = ~self.is_done
         there = torch.where(self.plain.unsqueeze(-1), self.image, self._accelerate())
         image, residual = self._evaluate(torch.where(active.unsqueeze(-1), there, self.x))
-        taken = active & (self.plain | (residual < self.residual))
-        self._remember(there, image, taken, active)
-        keep = taken.unsqueeze(-1)
+        is_accepted = active & (self.plain | (residual < self.residual))
+        self._remember(there, image, is_accepted, active)
+        keep = is_accepted.unsqueeze(-1)
         self.x, self.image = torch.where(keep, there, self.x), torch.where(keep, image, self.image)
-        self.residual = torch.where(taken, residual, self.residual)
-        self.plain = ~taken if self.changes else torch.ones_like(taken)
+        self.residual = torch.where(is_accepted, residual, self.residual)
+        self.plain = ~is_accepted if self.changes else torch.ones_like(is_accepted)
         self.steps = self.steps + active.long()
 
     def result(self) -> Iterate:
         lost = ~self.residual.isfinite()
-        status = torch.where(self.done, Status.OK.value, Status.MAX_STEPS.value)
+        status = torch.where(self.is_done, Status.OK.value, Status.MAX_STEPS.value)
         status = torch.where(lost, Status.NONFINITE.value, status)
         points = where(~lost.unsqueeze(-1), self.x, math.nan).reshape(self.shape)
         return Iterate(points, self.residual, self.steps, status)
@@ -306,29 +306,29 @@ class _IterationState:
         image = self.step(x.reshape(self.shape)).reshape(x.shape)
         return image, (image - x).norm(dim=-1)
 
-    def _remember(self, there: Tensor, image: Tensor, taken: Tensor, active: Tensor) -> None:
+    def _remember(self, there: Tensor, image: Tensor, is_accepted: Tensor, active: Tensor) -> None:
         """The change of a step that was taken; a step that was not makes forget all."""
         if not self.solver.memory:
             return
-        change, with_it = (image - there) - (self.image - self.x), image - self.image
+        change, image_change = (image - there) - (self.image - self.x), image - self.image
         size = change.norm(dim=-1, keepdim=True)
-        use = taken.unsqueeze(-1) & (size > 0)
+        use = is_accepted.unsqueeze(-1) & (size > 0)
         size = torch.where(use, size, 1.0)
-        newest = (where(use, change / size, 0.0), where(use, with_it / size, 0.0))
-        kept = (taken | ~active).unsqueeze(-1)
-        old = [(where(kept, a, 0.0), where(kept, b, 0.0)) for a, b in self.changes]
+        newest = (where(use, change / size, 0.0), where(use, image_change / size, 0.0))
+        keeps_memory = (is_accepted | ~active).unsqueeze(-1)
+        old = [(where(keeps_memory, a, 0.0), where(keeps_memory, b, 0.0)) for a, b in self.changes]
         self.changes = [*old, newest][-self.solver.memory :]
 
     def _accelerate(self) -> Tensor:
         """T(x) less the combination of past changes that would cancel T(x) - x best."""
         if not self.changes:
             return self.image
-        changes, with_it = (torch.stack(x, -1) for x in zip(*self.changes, strict=True))
+        changes, image_changes = (torch.stack(x, -1) for x in zip(*self.changes, strict=True))
         gram = changes.mT @ changes  # (batch, memory, memory)
         gram = gram + self.ridge * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         aim = changes.mT @ (self.image - self.x).unsqueeze(-1)
         share: Tensor = torch.linalg.solve_ex(gram, aim)[0]
-        return self.image - (with_it @ share).squeeze(-1)
+        return self.image - (image_changes @ share).squeeze(-1)
 
 
 # ---- derivative
@@ -349,12 +349,12 @@ def _pull_back(
     image: Tensor, leaf: Tensor, solver: Iteration, root: Tensor, gradient: Tensor
 ) -> Tensor:
     """g = gradient + (dT/dX)' g, by iteration."""
-    given = gradient.detach()
+    incoming = gradient.detach()
     # In units of the gradient's own size: a loss may be scaled by anything.
-    numbers = math.prod(given.shape[1:])
-    size = given.flatten(1).norm(dim=-1) / math.sqrt(max(1, numbers))
-    size = torch.where(size > 0, size, 1.0).reshape(-1, *(1,) * (given.dim() - 1))
-    unit = given / size
+    numbers = math.prod(incoming.shape[1:])
+    size = incoming.flatten(1).norm(dim=-1) / math.sqrt(max(1, numbers))
+    size = torch.where(size > 0, size, 1.0).reshape(-1, *(1,) * (incoming.dim() - 1))
+    unit = incoming / size
 
     def step(g: Tensor) -> Tensor:
         return unit + torch.autograd.grad(image, leaf, g, retain_graph=True)[0]
@@ -364,7 +364,7 @@ def _pull_back(
     late = int((end.status == Status.MAX_STEPS.value).sum())
     if late:
         warnings.warn(
-            f"the derivative of {late} of {len(given)} sequences did not converge in "
+            f"the derivative of {late} of {len(incoming)} sequences did not converge in "
             f"{solver.max_steps} steps (residual up to {end.residual.max():.1e} of its "
             "size); raise max_steps, or lower the constants below one",
             RuntimeWarning,
@@ -405,8 +405,8 @@ def _check_operands(
     u: Tensor | None, start: Tensor | None, mask: Tensor | None, weight: Tensor
 ) -> Tensor:
     """The one that says shape and dtype."""
-    given = start if u is None else u
-    if given is None:
+    tokens = start if u is None else u
+    if tokens is None:
         raise ValueError("give u, the input of every step, or a start for an iteration without one")
     for name, x in (("u", u), ("start", start)):
         if x is not None:
@@ -417,5 +417,5 @@ def _check_operands(
             f"u and start must have the same shape, got u {tuple(u.shape)} and start "
             f"{tuple(start.shape)}"
         )
-    check_mask(mask, given)
-    return given
+    check_mask(mask, tokens)
+    return tokens

@@ -29,7 +29,15 @@ from torch.nn import Module
 from fenchel._kernels.route import against_rows
 from fenchel._kernels.rows import FAMILIES, row_weights
 from fenchel._kernels.tsallis import power_ratio
-from fenchel._numerics import NonFiniteError, certificate_dtype, dot, has, masked_max, where
+from fenchel._numerics import (
+    NonFiniteError,
+    certificate_dtype,
+    dot,
+    expands_to,
+    has,
+    masked_max,
+    where,
+)
 from fenchel.priors import Base
 
 
@@ -68,11 +76,11 @@ class Curvature:
 
     @classmethod
     def separable(cls, response: Tensor) -> Curvature:
-        return cls(response, normalized(response))
+        return cls(response, normalize(response))
 
     def apply(self, direction: Tensor) -> Tensor:
         """dp for ds = direction; equally the gradient in scores of <direction, p>."""
-        return balanced(self.response * self.advantage(direction), self.response)
+        return balance(self.response * self.advantage(direction), self.response)
 
     def advantage(self, utility: Tensor) -> Tensor:
         """Utility minus its mean under the escort distribution."""
@@ -107,11 +115,11 @@ class Regularizer(ABC):
         Parameters broadcast over the rows: those with one entry a query are cut, others kept.
         Override it if a tensor of yours means something else.
         """
-        mine = copy.copy(self)
+        part = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.ndim and value.shape[-1] == rows > 1:
-                object.__setattr__(mine, name, value[..., start:stop])
-        return mine
+                object.__setattr__(part, name, value[..., start:stop])
+        return part
 
     def weigh(self, scores: Tensor) -> Tensor | None:
         """The weights of rows of scores as they are given, in one pass, where a kernel can.
@@ -200,7 +208,7 @@ def weigh_natively(scores: Tensor, family: str, parameter: float) -> Tensor | No
     return weights.reshape(scores.shape)
 
 
-def balanced(moves: Tensor, slopes: Tensor) -> Tensor:
+def balance(moves: Tensor, slopes: Tensor) -> Tensor:
     """Moves that sum to zero: the key of steepest slope takes what the others leave.
 
     Its own move is slope times a difference that rounds to zero where its slope dominates.
@@ -216,7 +224,7 @@ def one_hot(index: Tensor, n: int) -> Tensor:
     return torch.arange(n, device=index.device) == index
 
 
-def normalized(response: Tensor) -> Tensor:
+def normalize(response: Tensor) -> Tensor:
     """Divide by the row's sum; a row of zeros stays zero."""
     total = response.sum(-1, keepdim=True)
     return response / where(total > 0, total, 1.0)
@@ -232,11 +240,7 @@ def per_row(parameter: float | Tensor, like: Tensor, name: str) -> Tensor:
         raise ValueError(
             f"{name} is on {parameter.device} and the scores on {like.device}; move one of them"
         )
-    try:
-        fits = torch.broadcast_shapes(parameter.shape, like.shape[:-1]) == like.shape[:-1]
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not expands_to(parameter.shape, like.shape[:-1]):
         raise ValueError(
             f"{name} of shape {tuple(parameter.shape)} does not broadcast over the rows of the "
             f"scores, {tuple(like.shape[:-1])}; one a head is shape (heads, 1) for scores "

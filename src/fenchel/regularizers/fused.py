@@ -26,7 +26,7 @@ from fenchel.regularizers.contract import (
     exactly,
     in_range,
     mass_gap,
-    normalized,
+    normalize,
     per_row,
     weigh_natively,
 )
@@ -97,7 +97,7 @@ class Fused(Regularizer):
         cut = (self._differences(weights, base.allowed) != 0) | ~self._edges(on)
         return FusedCurvature(
             on.to(weights.dtype),
-            normalized(on.to(weights.dtype)),
+            normalize(on.to(weights.dtype)),
             tv.components(~self._on_grid(cut), self.grid is not None),
         )
 

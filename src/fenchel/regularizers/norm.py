@@ -24,7 +24,7 @@ from fenchel.regularizers.contract import (
     exactly,
     in_range,
     mass_gap,
-    normalized,
+    normalize,
     per_row,
     weigh_natively,
 )
@@ -62,7 +62,7 @@ class Norm(Regularizer):
         t = norm_threshold(base.keep(scores, -math.inf).detach(), eps.detach())
         t = attach(t, partial(_linearise, base.allowed), scores, eps)
         y, on = _above(scores, base.allowed, t)
-        weights = normalized(where(on, y.pow(1 / eps), 0.0))
+        weights = normalize(where(on, y.pow(1 / eps), 0.0))
         potential = dot(scores, weights) - self.value(weights, base)
         threshold = t.squeeze(-1)
         return Maximum(weights, threshold, potential, Dual(threshold))

@@ -90,7 +90,7 @@ class Tsallis(Regularizer):
             return Shannon(self.temperature).maximize(scores, base)
         eps = self._eps(scores)
         tau = per_row(self.temperature, scores, "temperature")
-        scaled, log_scale, scaled_tau, fits = self._scaled(scores, base)
+        scaled, log_scale, scaled_tau, fits = self._scale(scores, base)
         if scores.dtype == torch.float32 and self._may_be_steep:
             return self._in_double(scores, base)
         rows = _Rows.of(scores, scaled, eps, scaled_tau, self._static_eps)
@@ -125,7 +125,7 @@ class Tsallis(Regularizer):
         assert dual.centre is not None
         p, s = exactly(weights), exactly(scores)
         eps, tau = self._eps(s).detach(), per_row(self.temperature, s, "temperature").detach()
-        base, _, scaled_tau, fits = self._scaled(s, base.to(s.dtype))
+        base, _, scaled_tau, fits = self._scale(s, base.to(s.dtype))
         scaled_tau = scaled_tau.detach()
         centre, rest = (exactly(x).unsqueeze(-1) for x in (dual.centre, dual.offset))
         rows = _Rows(s, base, eps, scaled_tau, self._static_eps, centre, rest)
@@ -139,7 +139,7 @@ class Tsallis(Regularizer):
             return Shannon(self.temperature).anchor(scores, base)
         if base.plain:
             return super().anchor(scores, base)
-        scaled, _, tau, _ = self._scaled(scores, base)
+        scaled, _, tau, _ = self._scale(scores, base)
         log_mass = torch.as_tensor(scaled.safe_log())
         room = threshold_room(log_mass, self._eps(scores), tau)
         return leading_score(scores, scores - room, base.allowed)
@@ -147,9 +147,9 @@ class Tsallis(Regularizer):
     def scale(self, like: Tensor, base: Base) -> Tensor:
         """The temperature, or the larger one that small masses amount to."""
         tau = per_row(self.temperature, like, "temperature")
-        return torch.maximum(tau, self._scaled(like, base)[2]).squeeze(-1)
+        return torch.maximum(tau, self._scale(like, base)[2]).squeeze(-1)
 
-    def _scaled(self, like: Tensor, base: Base) -> tuple[Base, Tensor, Tensor, Tensor]:
+    def _scale(self, like: Tensor, base: Base) -> tuple[Base, Tensor, Tensor, Tensor]:
         """(nu', log c, tau', where tau' is in range): nu' has largest mass one.
 
         nu = c nu' is the measure nu' at temperature tau' = tau c^(1 - alpha), so that masses of any
@@ -218,12 +218,12 @@ class _Rows(NamedTuple):
             rest: Tensor, scores: Tensor, mass: Tensor, log_mass: Tensor, eps: Tensor, tau: Tensor
         ) -> tuple[Tensor, Solve]:
             base = Base(allowed, mass, log_mass, whole)
-            return cls(scores, base, eps, tau, static_eps, centre, rest)._linearised()
+            return cls(scores, base, eps, tau, static_eps, centre, rest)._linearise()
 
         rest = attach(rest, linearise, scores, base.mass, base.log_mass, eps, tau)
         return cls(scores, base, eps, tau, static_eps, centre, rest)
 
-    def _linearised(self) -> tuple[Tensor, Solve]:
+    def _linearise(self) -> tuple[Tensor, Solve]:
         """tau (sum p - 1), which falls by the slope where the offset grows by one."""
         parts, alive = self._parts(), self.base.alive
 
@@ -255,7 +255,7 @@ class _Rows(NamedTuple):
 
     def _answering(self, parts: _Parts) -> Tensor:
         """For alpha > 2 the key of steepest slope gets its derivative from sum p = 1: its own is
-        slope times a difference that rounds to zero, as in `balanced`."""
+        slope times a difference that rounds to zero, as in `balance`."""
         p, n = parts.p, parts.p.shape[-1]
         if n == 0 or (self.static_eps is not None and self.static_eps <= 1):
             return p
@@ -397,7 +397,8 @@ def _search(
     """(centre, rest) of the offset, by the kernel of the rows where it can."""
     plain = log_mass is None and readable(eps, tau) and not has((eps > 1) | (tau != 1))
     if not plain or against_rows(live) is not None:
-        return tsallis_offset(live, log_mass, eps, tau)
+        centre, rest = tsallis_offset(live, log_mass, eps, tau)
+        return centre, rest
     rows = torch.broadcast_shapes(live.shape[:-1], eps.shape[:-1])
     flat = live.expand(*rows, -1).reshape(-1, live.shape[-1])
     pair = row_offsets(flat, eps.double().expand(*rows, 1).reshape(-1))

@@ -26,9 +26,9 @@ def _operands(shape, dtype=F64, seed=0):
     groups, rows, queries, keys, dim, width = shape
     g = torch.Generator().manual_seed(seed)
     sizes = ((groups, rows, queries, dim), (groups, keys, dim), (groups, keys, width))
-    made = [torch.randn(size, generator=g, dtype=F64) for size in sizes]
-    made.append(torch.rand(groups, rows, queries, generator=g, dtype=F64))
-    return [x.to(dtype).requires_grad_() for x in made]
+    actual = [torch.randn(size, generator=g, dtype=F64) for size in sizes]
+    actual.append(torch.rand(groups, rows, queries, generator=g, dtype=F64))
+    return [x.to(dtype).requires_grad_() for x in actual]
 
 
 def _plain(query, key, value, share):
@@ -42,8 +42,8 @@ def _results(function, operands):
     return [output.detach(), *torch.autograd.grad(output, operands, slope)]
 
 
-def _off(found, exact):
-    return [float((x - y).abs().max()) for x, y in zip(found, exact, strict=True)]
+def _off(actual, exact):
+    return [float((x - y).abs().max()) for x, y in zip(actual, exact, strict=True)]
 
 
 @pytest.mark.parametrize("variant", library.VARIANTS)
@@ -65,8 +65,8 @@ def test_single_precision_is_as_good_as_torchs(shape, variant):
     theirs = _off(_results(_plain, operands), exact)
     with native(variant=variant):
         ours = _off(_results(average_attention, operands), exact)
-    for own, other, size in zip(ours, theirs, exact, strict=True):
-        assert own <= 2 * other + 4 * torch.finfo(torch.float32).eps * float(size.abs().max())
+    for error, bar, size in zip(ours, theirs, exact, strict=True):
+        assert error <= 2 * bar + 4 * torch.finfo(torch.float32).eps * float(size.abs().max())
 
 
 def test_derivatives_of_derivatives():
@@ -111,10 +111,10 @@ def test_what_is_not_finite_is_not_hidden(dtype, bad):
     """In the group it belongs to, and in no other."""
     query, key, value, share = (x.detach() for x in _operands((3, 1, 50, 40, 4, 3), dtype))
     query[1, 0, 49, 2] = bad
-    found = average_attention(query, key, value, share)
-    assert found[1].isnan().all()
-    assert found[[0, 2]].isfinite().all()
-    slopes = average_attention_backward(torch.ones_like(found), query, key, value, share)
+    output = average_attention(query, key, value, share)
+    assert output[1].isnan().all()
+    assert output[[0, 2]].isfinite().all()
+    slopes = average_attention_backward(torch.ones_like(output), query, key, value, share)
     assert slopes[0][1, 0, 49].isnan().all()
     assert slopes[0][[0, 2]].isfinite().all()
 
@@ -131,10 +131,10 @@ def test_transport_uses_it_and_agrees_without(monkeypatch):
     asked = []
     used = average.average_attention
     monkeypatch.setattr(average, "average_attention", lambda *x: asked.append(x) or used(*x))
-    found = answers()
+    actual = answers()
     assert len(asked) == 1
     with fl.use("torch"):
         others = answers()
-    for one, other in zip(found, others, strict=True):
+    for one, other in zip(actual, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
     assert len(asked) == 1

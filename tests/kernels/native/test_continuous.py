@@ -45,9 +45,9 @@ def _native(operands, tolerance, derivatives=True):
 @pytest.mark.parametrize(("d", "count"), [(1, 2000), (2, 1500), (3, 40)])
 def test_expectations_within_a_tenth_of_the_tolerance(d, count, tolerance):
     operands = _pairs(d, count)
-    made = _native(operands, tolerance)
+    actual = _native(operands, tolerance)
     expected = expectations.by_moments(*operands, Rule(120 if d < 3 else 70, 12.0))
-    for one, other in zip(made, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         error = (one - other).abs() / (1 + other.abs())
         assert float(error.max()) <= 0.1 * tolerance
 
@@ -123,15 +123,15 @@ def test_mixtures_as_in_torch(shape, modes, dtype):
     start = fc.Random(3, generator=torch.Generator().manual_seed(0))
     # Restarts compare likelihoods, which in float32 are ties that rounding decides.
     for begin in (None, start) if dtype == F64 else (None,):
-        made = fc.fit_mixture(weights, positions, modes, iterations=10, start=begin)
+        mixture = fc.fit_mixture(weights, positions, modes, iterations=10, start=begin)
         start.generator.manual_seed(0)
         with native(False):
             expected = fc.fit_mixture(weights, positions, modes, iterations=10, start=begin)
         tolerance = 2e-5 if dtype == torch.float32 else 1e-11
         for one, other in (
-            (made.mixing, expected.mixing),
-            (made.components.mean, expected.components.mean),
-            (made.components.covariance_matrix, expected.components.covariance_matrix),
+            (mixture.mixing, expected.mixing),
+            (mixture.components.mean, expected.components.mean),
+            (mixture.components.covariance_matrix, expected.components.covariance_matrix),
         ):
             assert one.dtype == dtype
             torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
@@ -143,11 +143,11 @@ def test_a_start_with_more_batch_axes_than_the_weights():
     means = torch.rand(4, 2, 2, dtype=F64, generator=torch.Generator().manual_seed(1))
     square = 0.1 * torch.eye(2, dtype=F64).expand(4, 2, 2, 2)
     start = fc.Mixture(torch.full((4, 2), 0.5, dtype=F64), fc.Gaussian(means, square))
-    made = fc.fit_mixture(weights, positions, 2, start=start)
+    mixture = fc.fit_mixture(weights, positions, 2, start=start)
     with native(False):
         expected = fc.fit_mixture(weights, positions, 2, start=start)
-    assert made.mixing.shape == (4, 2)
-    torch.testing.assert_close(made.components.mean, expected.components.mean)
+    assert mixture.mixing.shape == (4, 2)
+    torch.testing.assert_close(mixture.components.mean, expected.components.mean)
 
 
 def test_a_mode_without_mass_keeps_what_it_had():
@@ -157,6 +157,6 @@ def test_a_mode_without_mass_keeps_what_it_had():
     means = torch.tensor([[0.25], [1e3]], dtype=F64)
     square = torch.full((2, 1, 1), 1e-4, dtype=F64)
     start = fc.Mixture(torch.tensor([0.5, 0.5], dtype=F64), fc.Gaussian(means, square))
-    made = fc.fit_mixture(weights, positions, 2, start=start)
-    assert made.mixing.tolist() == [1.0, 0.0]
-    assert float(made.components.mean[1, 0]) == pytest.approx(1e3)
+    mixture = fc.fit_mixture(weights, positions, 2, start=start)
+    assert mixture.mixing.tolist() == [1.0, 0.0]
+    assert float(mixture.components.mean[1, 0]) == pytest.approx(1e3)

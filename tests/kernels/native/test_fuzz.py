@@ -11,21 +11,21 @@ GROUPS = 20
 QUICK, SLOW = 12, 150  # cases a group
 
 
-def _deviation(made: torch.Tensor, exact: torch.Tensor, size: float) -> float:
+def _deviation(actual: torch.Tensor, exact: torch.Tensor, size: float) -> float:
     if exact.numel() == 0:
         return 0.0
-    error = (made.double() - exact.double()).abs()
+    error = (actual.double() - exact.double()).abs()
     return float(error.max()) / (max(size, float(exact.double().abs().max())) or 1.0)
 
 
-def _agree(case: Case, made: dict, plain: dict, exact: dict) -> None:
+def _agree(case: Case, actual: dict, plain: dict, exact: dict) -> None:
     """Errors relative to the largest number of each kind; `exact` in float64, by the tiles.
 
     At most twice the error of the tiles in the same precision, and a few units of rounding, which
     is what is left to compare where the tiles are the reference themselves.
     """
     size = sizes(case)
-    for name, result in made.items():
+    for name, result in actual.items():
         assert result.dtype == plain[name].dtype, (case.seed, name)
         fits = exact[name].abs() < torch.finfo(result.dtype).max / 2  # float16 gradients may not
         assert result[fits].isfinite().all(), (case.seed, name)
@@ -38,11 +38,11 @@ def _agree(case: Case, made: dict, plain: dict, exact: dict) -> None:
 
 
 def _check(case: Case) -> None:
-    made = run(case)
+    outputs = run(case)
     with native(False):
         plain = run(case)
         exact = plain if case.dtype == torch.float64 else run(case, torch.float64)
-    _agree(case, made, plain, exact)
+    _agree(case, outputs, plain, exact)
 
 
 def _units(case: Case, name: str) -> float:
@@ -76,8 +76,8 @@ def test_plain_instructions_agree(group):
         case = make(seed)
         if case.steep:
             continue
-        made = run(case)
+        outputs = run(case)
         with native(variant="plain"):
             other = run(case)
         exact = other if case.dtype == torch.float64 else run(case, torch.float64)
-        _agree(case, made, other, exact)
+        _agree(case, outputs, other, exact)

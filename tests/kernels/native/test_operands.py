@@ -44,12 +44,12 @@ NUMBERS = {
 
 def _attention_backward(keys=7):
     operands = _attention(keys)
-    made = attention.tsallis_attention(**operands, **NUMBERS, save=True)
+    outputs = attention.tsallis_attention(**operands, **NUMBERS, save=True)
     saved = dict(
-        zip(("offset", "support_size", "saved_key", "saved_distance"), made[1:], strict=True)
+        zip(("offset", "support_size", "saved_key", "saved_distance"), outputs[1:], strict=True)
     )
-    numbers = {**NUMBERS, "wanted": [True, True, True]}
-    return {"gradient": torch.ones_like(made[0]), **operands, **numbers, **saved}
+    numbers = {**NUMBERS, "output_mask": [True, True, True]}
+    return {"gradient": torch.ones_like(outputs[0]), **operands, **numbers, **saved}
 
 
 def _average():
@@ -201,7 +201,7 @@ def test_the_message_says_what_was_expected():
         ("attention", {"dropout": math.nan}, "dropout must be between 0 and 1, got nan"),
         ("attention", {"dropout": 1.5}, "between 0 and 1, got 1.5"),
         ("attention backward", {"dropout": -1.0}, "between 0 and 1, got -1"),
-        ("attention backward", {"wanted": [True]}, r"one entry each .* got \[True\]"),
+        ("attention backward", {"output_mask": [True]}, r"one entry each .* got \[True\]"),
         ("weights", {"parameter": 1.5}, r"tsallis rows .* in \[0, 1\], got 1.5"),
         ("weights backward", {"parameter": math.nan}, "tsallis rows .* got nan"),
         ("weights", {"family": "softmax"}, "family must be one of .* got 'softmax'"),
@@ -266,12 +266,12 @@ def test_saved_by_a_call_with_more_keys():
 
 def test_saved_tensors_of_any_layout():
     arguments = _attention_backward()
-    wanted = attention.tsallis_attention_backward(**arguments)
+    expected = attention.tsallis_attention_backward(**arguments)
     for name in ("offset", "support_size"):
         arguments[name] = arguments[name].mT.contiguous().mT
         assert not arguments[name].is_contiguous()
-    made = attention.tsallis_attention_backward(**arguments)
-    assert all(map(torch.equal, made, wanted))
+    gradients = attention.tsallis_attention_backward(**arguments)
+    assert all(map(torch.equal, gradients, expected))
 
 
 @pytest.mark.parametrize("sizes", [(0, 4, 5, 7), (2, 4, 0, 7), (2, 4, 5, 0)])
@@ -288,11 +288,11 @@ def test_nothing_to_attend(sizes):
     assert output.shape == (*sizes[:3], 3)
     assert not output.any()
     names = ("offset", "support_size", "saved_key", "saved_distance")
-    made = attention.tsallis_attention_backward(
+    gradients = attention.tsallis_attention_backward(
         gradient=output,
         **{**operands, **NUMBERS, **dict(zip(names, saved, strict=True))},
-        wanted=[False] * 3,
+        output_mask=[False] * 3,
     )
-    for gradient, name in zip(made, ("query", "key", "value"), strict=False):
+    for gradient, name in zip(gradients, ("query", "key", "value"), strict=False):
         assert gradient.shape == operands[name].shape
         assert not gradient.any()

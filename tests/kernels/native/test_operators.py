@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import fenchel as fl
 from tests import needs
@@ -33,9 +34,9 @@ def test_export_for_any_length():
     program = torch.export.export(_Module(), (x, x, x), dynamic_shapes=shapes)
     for n in (7, 450):
         leaf = torch.randn(2, 4, n, 16, requires_grad=True)
-        made, expected = program.module()(leaf, leaf, leaf), _Module()(leaf, leaf, leaf)
-        assert torch.equal(made, expected)
-        (one,), (other,) = (torch.autograd.grad(y.square().sum(), leaf) for y in (made, expected))
+        actual, expected = program.module()(leaf, leaf, leaf), _Module()(leaf, leaf, leaf)
+        assert torch.equal(actual, expected)
+        (one,), (other,) = (torch.autograd.grad(y.square().sum(), leaf) for y in (actual, expected))
         assert torch.equal(one, other)
 
 
@@ -57,12 +58,12 @@ def test_compiled_calls_ignore_what_hidden_values_hold(keys):
     attend = torch.compile(fl.attention, fullgraph=True, backend="aot_eager")
     leaves = [x.requires_grad_() for x in (query, key, value)]
     shown = [query, key[:, :, :seen], value[:, :, :seen]]
-    made, wanted = attend(*leaves, **options), fl.attention(*shown, options["regularizer"])
-    torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-6)
-    seed = torch.randn_like(wanted)
+    output, expected = attend(*leaves, **options), fl.attention(*shown, options["regularizer"])
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+    seed = torch.randn_like(expected)
     for one, other in zip(
-        torch.autograd.grad(made, leaves, seed),
-        torch.autograd.grad(wanted, leaves, seed),
+        torch.autograd.grad(output, leaves, seed),
+        torch.autograd.grad(expected, leaves, seed),
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -86,10 +87,10 @@ def test_compiled_for_any_length(backend):
     compiled = torch.compile(_Module(), dynamic=True, backend=backend)
     for length in (50, 97, 450):  # a pool holds at most 384 keys of a row
         leaves = [torch.randn(2, 4, length, 16, requires_grad=True) for _ in range(3)]
-        made, expected = compiled(*leaves), _Module()(*leaves)
-        assert torch.equal(made, expected)
+        actual, expected = compiled(*leaves), _Module()(*leaves)
+        assert torch.equal(actual, expected)
         for one, other in zip(
-            torch.autograd.grad(made.sum(), leaves),
+            torch.autograd.grad(actual.sum(), leaves),
             torch.autograd.grad(expected.sum(), leaves),
             strict=True,
         ):
@@ -98,8 +99,8 @@ def test_compiled_for_any_length(backend):
 
 def test_views_that_negate():
     query, key, value = (torch.randn(1, 2, 9, 8) for _ in range(3))
-    made = fl.attention(torch._neg_view(query), key, torch._neg_view(value), fl.Tsallis(1.5))
-    assert torch.equal(made, fl.attention(-query, key, -value, fl.Tsallis(1.5)))
+    output = fl.attention(torch._neg_view(query), key, torch._neg_view(value), fl.Tsallis(1.5))
+    assert torch.equal(output, fl.attention(-query, key, -value, fl.Tsallis(1.5)))
 
 
 @pytest.mark.slow
@@ -117,3 +118,19 @@ def test_memory_of_long_sequences(queries, keys, dim, alpha):
     used = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert output.isfinite().all()
     assert used < 6 * 2 * 4 * keys * dim + 2**28
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_one_graph_for_any_length():
+    torch._dynamo.reset()
+    count = CompileCounterWithBackend("aot_eager")
+
+    def attend(x):
+        return fl.attention(x, x, x, fl.Tsallis(1.5), is_causal=True)
+
+    compiled = torch.compile(attend, dynamic=True, backend=count)
+    actual = []
+    for length in (50, 97, 130):
+        compiled(torch.randn(1, 2, length, 16))
+        actual.append(count.frame_count)
+    assert actual[0] == actual[-1]

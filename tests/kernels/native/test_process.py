@@ -1,5 +1,6 @@
 """Threads, forks, and processes where the library is disabled, missing or of another version."""
 
+import faulthandler
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel._kernels import library
+from fenchel._kernels import attention, library
 from tests import needs
 from tests.kernels.native.cases import needs_library
 
@@ -212,3 +213,21 @@ def test_threads_that_cannot_be_made(script):
         check=False,
     )
     assert result.stdout.split() == ["True"], result.stderr
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_operator_without_any_batch():
+    """In a process of its own: it dies of SIGFPE."""
+    x, eps = torch.zeros(0, 2, 3, 4), torch.zeros(0, 2, 3, dtype=torch.float64)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            faulthandler.disable()
+            torch.set_num_threads(1)
+            numbers = (1.0, 1.0, False, False, 0, 0.0, 3)
+            attention.tsallis_attention(x, x, x, eps, None, None, None, None, *numbers, False)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

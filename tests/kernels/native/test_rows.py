@@ -106,13 +106,13 @@ def test_a_certificate_of_changed_scores_is_refused():
 @pytest.mark.parametrize("omega", FAMILIES, ids=str)
 def test_bits_do_not_depend_on_threads(omega):
     scores = torch.randn(100, 333, generator=torch.Generator().manual_seed(1))
-    before, found = torch.get_num_threads(), []
+    before, actual = torch.get_num_threads(), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         try:
             with native():
-                found.append(fl.solve(scores, omega).weights)
+                actual.append(fl.solve(scores, omega).weights)
         finally:
             torch.set_num_threads(before)
-    assert found[0].equal(found[1])
-    assert found[0].equal(found[2])
+    assert actual[0].equal(actual[1])
+    assert actual[0].equal(actual[2])

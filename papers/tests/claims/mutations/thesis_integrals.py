@@ -273,7 +273,7 @@ MUTATIONS = {
     "F-S6.2": [
         Mutation("fenchel.nn.ContinuousAttention2d", attends_too_much),
         Mutation("fenchel.nn.continuous_density.match_moments", shifted),
-        Mutation("fenchel.nn.continuous.fit_mixture", shifted),
+        Mutation("fenchel.nn.modes.fit_mixture", shifted),
         Mutation("fenchel.nn.continuous_density.match_moments", matched_to_nan),
         Mutation("fenchel.continuous.cell_centers", corners),
         Mutation("fenchel.continuous.cell_centers", ends_included),

@@ -112,7 +112,7 @@ class _Line(NamedTuple):
 
     scores: Tensor
     strength: Tensor  # of the edge to the next node
-    joined: Tensor  # bool: this node and the next are in one segment
+    is_joined: Tensor  # bool: this node and the next are in one segment
     signs: Tensor  # t, from the edges cut so far
     place: Tensor  # where the node stood on the line at the start
 
@@ -138,14 +138,14 @@ def tv_chain(scores: Tensor, strength: Tensor, allowed: Tensor) -> tuple[Tensor,
     """
     clean, lam, allowed = sanitise(scores, strength, allowed, axes=1)
     edge = edges(allowed, -1)
-    joined, signs = edge.flatten().clone(), clean.new_zeros(clean.numel())
+    is_joined, signs = edge.flatten().clone(), clean.new_zeros(clean.numel())
     place = torch.arange(clean.numel(), device=clean.device)
-    line = _Line(clean.flatten(), lam.expand_as(clean).flatten(), joined, signs, place)
+    line = _Line(clean.flatten(), lam.expand_as(clean).flatten(), is_joined, signs, place)
     while line.place.numel() > 0:
         line, is_open = _cut_once(line)
-        joined[line.place], signs[line.place] = line.joined, line.signs
+        is_joined[line.place], signs[line.place] = line.is_joined, line.signs
         line = line.take(is_open.nonzero().squeeze(-1))
-    labels = first_of_run(joined.view(scores.shape))
+    labels = first_of_run(is_joined.view(scores.shape))
     return labels, signs.view(scores.shape).to(scores.dtype)
 
 
@@ -167,14 +167,14 @@ def sanitise(
 
 def _cut_once(line: _Line) -> tuple[_Line, Tensor]:
     """Cut every segment at its mean level; also tell which nodes are in segments still open."""
-    scores, strength, joined, signs, _ = line
-    segment = _segment_index(joined)
+    scores, strength, is_joined, signs, _ = line
+    segment = _segment_index(is_joined)
     count = _sums(torch.ones_like(scores), segment)
     shifted = scores - strength * signs
     level = _sums(shifted, segment) / count
     above = shifted - level[segment]
-    upper = _upper_side(above, torch.where(joined, strength, 0), joined)
-    cut = joined & (upper != upper.roll(-1))
+    upper = _upper_side(above, torch.where(is_joined, strength, 0), is_joined)
+    cut = is_joined & (upper != upper.roll(-1))
     gain = _sums(torch.where(upper, above, 0) - strength * cut, segment)
     # The gain of a part is its size times its distance from the level, so a split missed or made
     # within rounding moves x by rounding only. `cut` keeps whole segments from splitting.
@@ -185,13 +185,13 @@ def _cut_once(line: _Line) -> tuple[_Line, Tensor]:
     cut = cut & splits
     toward_next = torch.where(cut, torch.where(upper, 1.0, -1.0).to(scores), 0)
     signs = signs + toward_next - toward_next.roll(1)  # the last node has no edge: nothing wraps
-    joined = joined & ~cut
-    alone = ~joined & ~joined.roll(1)
-    return line._replace(joined=joined, signs=signs), splits & ~alone
+    is_joined = is_joined & ~cut
+    alone = ~is_joined & ~is_joined.roll(1)
+    return line._replace(is_joined=is_joined, signs=signs), splits & ~alone
 
 
-def _segment_index(joined: Tensor) -> Tensor:
-    starts = ~joined.roll(1)  # the last node is never joined onward, so node 0 starts a segment
+def _segment_index(is_joined: Tensor) -> Tensor:
+    starts = ~is_joined.roll(1)  # the last node is never joined onward, so node 0 starts a segment
     return starts.cumsum(0) - 1
 
 
@@ -200,7 +200,7 @@ def _sums(values: Tensor, segment: Tensor) -> Tensor:
     return values.new_zeros(int(segment[-1]) + 1).index_add_(0, segment, values)
 
 
-def _upper_side(above: Tensor, weight: Tensor, joined: Tensor) -> Tensor:
+def _upper_side(above: Tensor, weight: Tensor, is_joined: Tensor) -> Tensor:
     """argmax_{z in {0,1}^n} sum_i above_i z_i - sum_i weight_i |z_i - z_{i+1}|, per segment.
 
     Dynamic programme: the advantage of z_i = 1 over 0, given the best left part, is
@@ -209,18 +209,18 @@ def _upper_side(above: Tensor, weight: Tensor, joined: Tensor) -> Tensor:
     """
     message = _clamped_walk(above, -weight, weight)
     advantage = above + message.roll(1)  # the last node's weight is 0, so its message is too
-    free = (advantage.abs() > weight) | ~joined
+    free = (advantage.abs() > weight) | ~is_joined
     next_free = free.cumsum(0) - free.long()
     return (advantage > 0)[free][next_free]
 
 
-def first_of_run(joined: Tensor) -> Tensor:
-    """joined (..., n), edge to the next -> (..., n), index of the first node of its run."""
-    n = joined.shape[-1]
-    if joined.numel() == 0:
-        return torch.zeros_like(joined, dtype=torch.int64)
-    index = torch.arange(n, device=joined.device)
-    return torch.where(joined.roll(1, -1), 0, index).cummax(-1).values
+def first_of_run(is_joined: Tensor) -> Tensor:
+    """is_joined (..., n), edge to the next -> (..., n), index of the first node of its run."""
+    n = is_joined.shape[-1]
+    if is_joined.numel() == 0:
+        return torch.zeros_like(is_joined, dtype=torch.int64)
+    index = torch.arange(n, device=is_joined.device)
+    return torch.where(is_joined.roll(1, -1), 0, index).cummax(-1).values
 
 
 @tv_chain.register_fake

@@ -72,8 +72,8 @@ class _Polished(NamedTuple):
     converged: Tensor  # (b,) bool
 
     def put(self, rows: Tensor, other: "_Polished") -> None:
-        for mine, theirs in zip(self, other, strict=True):
-            mine[rows] = theirs
+        for target, source in zip(self, other, strict=True):
+            target[rows] = source
 
 
 @torch.library.custom_op("fenchel::tv_grid", mutates_args=())
@@ -106,14 +106,14 @@ def tv_grid(
     batch = math.prod(shape[:-2])
     lam = lam.expand(*shape[:-2], 1, 1).reshape(batch, 1, 1)
     clean, allowed = (v.reshape(batch, *shape[-2:]) for v in (clean, allowed))
-    found = _no_answer(clean)
+    answer = _no_answer(clean)
     if scores.numel() > 0:
-        grid, unit = _scaled(clean, lam, allowed, tolerance)
-        _ascend(grid, max_steps, found)
-        found = found._replace(dual=_unscaled(found.dual, grid, lam, unit))
-    right, down = (w.to(scores.dtype).reshape(shape).clone() for w in found.dual.unbind(1))
-    signs = found.signs.to(scores.dtype).view(shape)
-    return found.labels.view(shape), signs, right, down, found.converged.view(shape[:-2])
+        grid, unit = _scale(clean, lam, allowed, tolerance)
+        _ascend(grid, max_steps, answer)
+        answer = answer._replace(dual=_unscale(answer.dual, grid, lam, unit))
+    right, down = (w.to(scores.dtype).reshape(shape).clone() for w in answer.dual.unbind(1))
+    signs = answer.signs.to(scores.dtype).view(shape)
+    return answer.labels.view(shape), signs, right, down, answer.converged.view(shape[:-2])
 
 
 def _no_answer(scores: Tensor) -> _Polished:
@@ -126,7 +126,7 @@ def _no_answer(scores: Tensor) -> _Polished:
     )
 
 
-def _scaled(
+def _scale(
     scores: Tensor, strength: Tensor, allowed: Tensor, tolerance: float
 ) -> tuple[_Grid, Tensor]:
     """Shift and scale each problem to |scores| <= 1; also return the unit, (b, 1, 1)."""
@@ -148,21 +148,21 @@ def _scaled(
     return _Grid(spread, strength, allowed, bound, edge, accepted_gap), unit
 
 
-def _unscaled(dual: Tensor, grid: _Grid, strength: Tensor, unit: Tensor) -> Tensor:
+def _unscale(dual: Tensor, grid: _Grid, strength: Tensor, unit: Tensor) -> Tensor:
     """The dual in the caller's units; saturated edges sit exactly on +-lam."""
     limit = torch.where(grid.edge, strength.unsqueeze(1), 0)
     inside = (dual * unit.unsqueeze(1)).clamp(-limit, limit)
     return torch.where(dual.abs() < grid.bound, inside, limit * dual.sign())
 
 
-def _ascend(grid: _Grid, max_steps: int, found: _Polished) -> None:
-    """Write into `found` every problem's answer when it is certified, or the last one."""
+def _ascend(grid: _Grid, max_steps: int, answer: _Polished) -> None:
+    """Write into `answer` every problem's answer when it is certified, or the last one."""
     rows = torch.arange(grid.scores.shape[0], device=grid.scores.device)
     dual = _warm_dual(grid)
     state, steps = _Ascent(dual, dual, torch.ones_like(dual[:, :1, :1, :1])), 0
     while True:
         polished = _polish(grid, state.dual)
-        found.put(rows, polished)
+        answer.put(rows, polished)
         still = (~polished.converged).nonzero().squeeze(-1)
         if still.numel() == 0 or steps >= max_steps:
             return
@@ -234,39 +234,39 @@ def _gap(grid: _Grid, x: Tensor, dual: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("fenchel::tv_components", mutates_args=())
-def components(joined: Tensor, grid: bool) -> Tensor:
+def components(is_joined: Tensor, grid: bool) -> Tensor:
     """Label each node by the first node of its connected component, in reading order.
 
     >>> components(torch.tensor([[True, False, False]]), False)
     tensor([0, 0, 2])
 
-    joined: bool, whether each node's edge to its successor joins the two: (..., 1, n) on a line,
+    is_joined: bool, whether each node's edge to its successor joins the two: (..., 1, n) on a line,
     (..., 2, h, w) on a grid, to the right and downwards; False at the end.  Returns (..., n) int64
     with n = h*w on a grid.
     """
     if not grid:
-        return first_of_run(joined.squeeze(-2))
-    h, w = joined.shape[-2:]
-    batch = joined.shape[:-3]
-    return _components(joined.reshape(math.prod(batch), 2, h, w)).reshape(*batch, h * w).clone()
+        return first_of_run(is_joined.squeeze(-2))
+    h, w = is_joined.shape[-2:]
+    batch = is_joined.shape[:-3]
+    return _components(is_joined.reshape(math.prod(batch), 2, h, w)).reshape(*batch, h * w).clone()
 
 
-def _components(joined: Tensor) -> Tensor:
-    """joined (b, 2, h, w) -> (b, h, w): the smallest index in each node's connected component.
+def _components(is_joined: Tensor) -> Tensor:
+    """is_joined (b, 2, h, w) -> (b, h, w): the smallest index in each node's connected component.
 
-    Every root hooks onto the smallest label seen by its tree, then paths are halved.
+    Every root hooks onto the smallest label next to its tree, then paths are halved.
     """
-    b, _, h, w = joined.shape
-    right, down = joined.unbind(1)
-    labels = torch.arange(h * w, device=joined.device).expand(b, -1)  # (b, h*w)
+    b, _, h, w = is_joined.shape
+    right, down = is_joined.unbind(1)
+    labels = torch.arange(h * w, device=is_joined.device).expand(b, -1)  # (b, h*w)
     while True:
-        seen = labels.view(b, h, w)
+        lowest = labels.view(b, h, w)
         for edge, axis in ((right, -1), (down, -2)):
-            low = torch.where(edge, seen.minimum(seen.roll(-1, axis)), seen)
+            low = torch.where(edge, lowest.minimum(lowest.roll(-1, axis)), lowest)
             onward = torch.where(edge, low, h * w).roll(1, axis)
-            seen = low.minimum(onward)
-        hooked = labels.scatter_reduce(1, labels, seen.view(b, -1), "amin")
-        hooked = hooked.minimum(seen.view(b, -1))
+            lowest = low.minimum(onward)
+        hooked = labels.scatter_reduce(1, labels, lowest.view(b, -1), "amin")
+        hooked = hooked.minimum(lowest.view(b, -1))
         hooked = hooked.gather(1, hooked)
         if torch.equal(hooked, labels):
             return labels.view(b, h, w)
@@ -283,9 +283,9 @@ def _(
 
 
 @components.register_fake
-def _(joined: Tensor, grid: bool) -> Tensor:
-    nodes = joined.flatten(-2) if grid else joined  # (..., directions, n)
-    return joined.new_empty(nodes[..., 0, :].shape, dtype=torch.int64)
+def _(is_joined: Tensor, grid: bool) -> Tensor:
+    nodes = is_joined.flatten(-2) if grid else is_joined  # (..., directions, n)
+    return is_joined.new_empty(nodes[..., 0, :].shape, dtype=torch.int64)
 
 
 register_vmap(tv_grid, outputs=5)
