@@ -18,8 +18,8 @@ from torch import Tensor
 
 from benchmarks import extras
 from fenchel import dual
-from fenchel.lens.reading import load
-from fenchel.lens.recognise import family_of
+from fenchel.lens.families import family_of
+from fenchel.lens.loading import load
 from fenchel.lens.text import limit
 
 _MEMORY = 10  # pairs that L-BFGS keeps

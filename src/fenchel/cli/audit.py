@@ -31,8 +31,8 @@ from fenchel.cli.shared import MOST_THREADS
 if TYPE_CHECKING:
     from fenchel.lens.heads.auditing import Run, Unit
     from fenchel.lens.heads.launch import Team
+    from fenchel.lens.heads.settings import AuditSettings
     from fenchel.lens.heads.table import Audit
-    from fenchel.lens.heads.wanted import Wanted
 
 EXAMPLE = "fenchel audit build/models/minilm --texts sentences.txt --out build/audit"
 
@@ -138,9 +138,9 @@ def audit(
     """
     with explained(context, lambda: with_resume(context)):
         from fenchel.lens.heads import launch
-        from fenchel.lens.heads.wanted import MEASURES, Wanted
+        from fenchel.lens.heads.settings import MEASURES, AuditSettings
 
-        wanted = Wanted(
+        wanted = AuditSettings(
             measures=MEASURES if measures is None else tuple(_parts(measures)),
             alphas=_alphas(alphas),
             layers=None if layers is None else _numbers(layers, "--layers"),
@@ -173,7 +173,7 @@ class _Job:
             self.save_figures, self.write_page = save_figures, write
 
     def load(self, name: str, dtype: str, trust_remote_code: bool) -> None:
-        from fenchel.lens.reading import load
+        from fenchel.lens.loading import load
 
         with self.errors.status(f"loading {name}"):
             self.model, self.reader = load(name, dtype, trust_remote_code)
@@ -182,7 +182,7 @@ class _Job:
         self, paths: tuple[Path | None, Path | None, Path | None], sample: int | None, seed: int
     ) -> None:
         """The texts and their targets, or the images."""
-        from fenchel.lens.reading import drawn, read_images, read_targets, read_texts
+        from fenchel.lens.input_files import draw_places, read_images, read_targets, read_texts
 
         texts, images, targets = paths
         _check_kinds(texts, images, targets, hasattr(self.reader, "image_mean"))
@@ -193,25 +193,25 @@ class _Job:
             return
         assert texts is not None
         every = read_texts(texts)
-        places = drawn(len(every), sample, seed)
+        places = draw_places(len(every), sample, seed)
         self.shown = [every[place] for place in places]
         if targets is not None:
             lines = read_targets(targets, len(every))
             self.targets = [lines[place] for place in places]
 
-    def carry_out(self, wanted: Wanted, more: dict[str, Any]) -> Audit | None:
+    def carry_out(self, wanted: AuditSettings, more: dict[str, Any]) -> Audit | None:
         import torch
 
         from fenchel.lens.heads.auditing import Run
+        from fenchel.lens.heads.datasets import check_decoder, make_dataset
         from fenchel.lens.heads.launch import carry_out, settings, with_facts
-        from fenchel.lens.heads.material import check_decoder, material
         from fenchel.lens.heads.store import Store
 
         check_decoder(self.model, self.targets)
         more["threads"] = torch.get_num_threads()
         own = (self.model, self.reader)
         store = Store(self.out / "units", settings(own, self.shown, self.targets, wanted, **more))
-        shown = material(self.reader, self.shown, self.targets, longest=more["longest"])
+        shown = make_dataset(self.reader, self.shown, self.targets, longest=more["longest"])
         with unsupported(self.model):
             run = Run(self.model, shown, wanted, more["chunk"], store)
         if not self.resume and self.team.main and store.names():

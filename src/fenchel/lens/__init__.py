@@ -6,28 +6,27 @@ found = lens.audit(model, tokenizer, sentences)
 found.to_pandas(), found.plot("entropy")
 """
 
-from fenchel.lens.deviations import Deviations
-from fenchel.lens.estimation import deviation
+from fenchel.lens.deviations import Deviations, deviation
+from fenchel.lens.families import Kind
+from fenchel.lens.heads.advantages import Advantages, advantage
 from fenchel.lens.heads.auditing import Run, audit
-from fenchel.lens.heads.pull import Advantages, advantage
+from fenchel.lens.heads.settings import MEASURES, AuditSettings
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.table import Audit
-from fenchel.lens.heads.wanted import MEASURES, Wanted
-from fenchel.lens.problems import LayerProblem, problems
-from fenchel.lens.reading import load
-from fenchel.lens.recognise import Kind
+from fenchel.lens.layer_problems import LayerProblem, problems
+from fenchel.lens.loading import load
 from fenchel.lens.text import encode, sentences
 
 __all__ = [
     "MEASURES",
     "Advantages",
     "Audit",
+    "AuditSettings",
     "Deviations",
     "Kind",
     "LayerProblem",
     "Run",
     "Store",
-    "Wanted",
     "advantage",
     "audit",
     "deviation",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.lens.recognise import Kind, family_of
+from fenchel.lens.families import Kind, family_of
 from fenchel.lens.text import positions
 
 _FIRST = ("input_ids", "attention_mask", "token_type_ids", "position_ids")

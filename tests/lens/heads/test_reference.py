@@ -10,8 +10,8 @@ import torch
 from fenchel.lens.heads import recipe
 from fenchel.lens.heads.auditing import Run
 from fenchel.lens.heads.columns import columns
-from fenchel.lens.heads.material import material
-from fenchel.lens.heads.wanted import MEASURES, Wanted
+from fenchel.lens.heads.datasets import make_dataset
+from fenchel.lens.heads.settings import MEASURES, AuditSettings
 from tests.lens.architectures import BUILDERS, build, pictures, processor, tokenizer
 from tests.lens.heads.reference import Bench, Shown, entropy, last_states, mean
 from tests.lens.heads.reference_probe import Probe, Search
@@ -70,9 +70,11 @@ class Case:
         self.alphas = self.reference.recipe(search())
 
     def made(self):
-        wanted = Wanted(MEASURES, ALPHAS, probe=len(PROBE), tolerance=TOLERANCE, trials=TRIALS)
+        wanted = AuditSettings(
+            MEASURES, ALPHAS, probe=len(PROBE), tolerance=TOLERANCE, trials=TRIALS
+        )
         targets = TARGETS if self.name in START else None
-        return Run(self.model, material(self.tools, self.inputs, targets), wanted).audit()
+        return Run(self.model, make_dataset(self.tools, self.inputs, targets), wanted).audit()
 
     @cache  # noqa: B019 - one object an architecture
     def expected(self):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fenchel.lens.heads.capture import watch
-from fenchel.lens.heads.material import Tokens
+from fenchel.lens.capture.calls import watch
+from fenchel.lens.heads.datasets import Tokens
 from fenchel.lens.heads.tallies import (
     BINS,
     REACH,
@@ -111,7 +111,7 @@ def test_what_if_by_bisection(name):
     """Sparsemax by bisection of its threshold, one row at a time."""
     for one in counted(name):
         found = what_if_tallies(one, (2.0,), None)
-        _, values = one.call.repeated()
+        _, values = one.call.repeat_groups()
         scores, output = one.call.scores(), one.call.weights() @ values
         wanted = {"change": [0.0] * one.call.heads, "support": [0.0] * one.call.heads}
         for text, head, query, _ in rows(one):
@@ -135,7 +135,7 @@ def test_what_if_by_bisection(name):
 def test_certificates_are_of_real_keys(name):
     for one in counted(name):
         found = certificate_tallies(one)
-        keys, values = one.call.repeated()
+        keys, values = one.call.repeat_groups()
         for head in range(one.call.heads):
             bounds = []
             for text in range(len(keys)):
@@ -158,11 +158,11 @@ def test_head_deviations_solve_the_heads_own_problem(name):
 
     one = counted(name)[0]
     found = head_deviation_tallies(one)
-    keys, _ = one.call.repeated()
+    keys, _ = one.call.repeat_groups()
     templates, evidence = one.call.scaling * keys, one.call.query
     total = torch.zeros(one.call.heads, dtype=torch.float64)
     for text, head, query, p in rows(one):
-        seen = one.call.seen()[text, head, query]
+        seen = one.call.mask()[text, head, query]
         t, z = templates[text, head][seen], evidence[text, head, query]
         exact = estimate(t, None, z, 1.0)
         assert exact.gap < 1e-12

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from fenchel._numerics import check_whole
-from fenchel.lens.heads.capture import Call, watch
-from fenchel.lens.heads.chunks import attack_tallies, batches, chunk_tallies, probe_tallies
+from fenchel.lens.capture.calls import Call, watch
+from fenchel.lens.capture.output_projections import find_projections
+from fenchel.lens.families import Kind
+from fenchel.lens.heads.batch_tallies import attack_tallies, batches, chunk_tallies, probe_tallies
+from fenchel.lens.heads.datasets import Dataset, make_dataset
 from fenchel.lens.heads.examples import Example, examples
-from fenchel.lens.heads.material import Material, material
-from fenchel.lens.heads.projection import projections
 from fenchel.lens.heads.recipe import Search
+from fenchel.lens.heads.settings import STREAMED, AuditSettings
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.switching import head_tallies, whole_tallies
 from fenchel.lens.heads.table import Audit
 from fenchel.lens.heads.tallies import Tallies, added
-from fenchel.lens.heads.wanted import STREAMED, Wanted
-from fenchel.lens.recognise import Kind
 
 _PROBE_CHUNK = 16
 _SHOWN = 6  # texts that the report draws
@@ -48,7 +48,7 @@ def audit(
     *,
     measures: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
-    wanted: Wanted | None = None,
+    settings: AuditSettings | None = None,
 ) -> Audit:
     """Every head of the model over the texts.
 
@@ -57,13 +57,13 @@ def audit(
     >>> found.to_pandas(), found.plot("entropy")
 
     tokenizer: of the model; for a vision model its image processor, with paths of images as texts.
-    measures: of `lens.MEASURES`, all of them if None; `wanted` has the other settings.
+    measures: of `lens.MEASURES`, all of them if None; `settings` holds the other choices.
     targets: what an encoder-decoder is to write, one a text; None: its own greedy output.
     """
-    if measures is not None and wanted is not None:
-        raise TypeError("give measures, or wanted with measures in it, not both")
-    chosen = Wanted() if measures is None else Wanted(measures=tuple(measures))
-    return Run(model, material(tokenizer, texts, targets), wanted or chosen).audit()
+    if measures is not None and settings is not None:
+        raise TypeError("give measures, or settings with measures in them, not both")
+    chosen = AuditSettings() if measures is None else AuditSettings(measures=tuple(measures))
+    return Run(model, make_dataset(tokenizer, texts, targets), settings or chosen).audit()
 
 
 @dataclass(eq=False)
@@ -75,20 +75,20 @@ class Run:
     """
 
     model: Any
-    material: Material
-    wanted: Wanted
+    dataset: Dataset
+    settings: AuditSettings
     chunk: int = 32
     store: Store | None = None
 
     def __post_init__(self) -> None:
         check_whole(self.chunk, "chunk", 1)
-        first = next(batches(self.model, self.material, [0]))
+        first = next(batches(self.model, self.dataset, [0]))
         self.sizes: dict[tuple[Kind, int], int] = {}
         self.paths: dict[tuple[Kind, int], str] = {}
         with watch(self.model, self._note):
-            self.model(**first.given)
+            self.model(**first.arguments)
         self._check_layers()
-        self.projections = projections(self.model, first)
+        self.projections = find_projections(self.model, first.arguments)
 
     def _note(self, call: Call) -> None:
         self.sizes[call.kind, call.layer] = call.heads
@@ -96,51 +96,51 @@ class Run:
 
     def _check_layers(self) -> None:
         last = max(layer for _, layer in self.sizes)
-        beyond = [layer for layer in self.wanted.layers or () if layer > last]
+        beyond = [layer for layer in self.settings.layers or () if layer > last]
         if beyond:
             raise ValueError(f"there are layers 0 to {last}, no layer {beyond[0]}")
         for count in self.sizes.values():
-            self.wanted.chosen(count)
+            self.settings.choose_heads(count)
 
     @property
     def places(self) -> list[tuple[Kind, int]]:
-        return [place for place in self.sizes if self.wanted.takes(place[1])]
+        return [place for place in self.sizes if self.settings.includes_layer(place[1])]
 
     @property
     def probe(self) -> list[int]:
         """Texts at even distances. (places)"""
-        count, some = len(self.material), min(self.wanted.probe, len(self.material))
+        count, some = len(self.dataset), min(self.settings.probe, len(self.dataset))
         return [number * count // some for number in range(some)]
 
     def units(self) -> Iterator[Unit]:
         """All of them, in the order in which they are added."""
-        model, shown, wanted = self.model, self.material, self.wanted
-        if wanted.probes(*STREAMED):
+        model, shown, settings = self.model, self.dataset, self.settings
+        if settings.asks_for(*STREAMED):
             for number, start in enumerate(range(0, len(shown), self.chunk)):
                 part = range(start, min(start + self.chunk, len(shown)))
-                job = partial(chunk_tallies, model, shown, part, wanted, self.projections)
+                job = partial(chunk_tallies, model, shown, part, settings, self.projections)
                 yield Unit(f"chunk-{number:06d}", len(part), job)
-        if wanted.probes("geometry", "local", "advantage"):
+        if settings.asks_for("geometry", "local", "advantage"):
             for number, start in enumerate(range(0, len(self.probe), _PROBE_CHUNK)):
                 some = self.probe[start : start + _PROBE_CHUNK]
-                job = partial(probe_tallies, model, shown, some, wanted)
+                job = partial(probe_tallies, model, shown, some, settings)
                 yield Unit(f"probe-{number:06d}", 0.5 * len(some), job)
-        if wanted.probes("attack"):
-            job = partial(attack_tallies, model, shown, self.probe[0], wanted)
+        if settings.asks_for("attack"):
+            job = partial(attack_tallies, model, shown, self.probe[0], settings)
             yield Unit("attack", 0.6 * sum(map(len, self.heads().values())), job)
-        if wanted.probes("model"):
+        if settings.asks_for("model"):
             yield from self._switches()
-        if wanted.probes("recipe"):
+        if settings.asks_for("recipe"):
             yield Unit("recipe", 3.0 * len(self.probe), self.search().tallies)
 
     def _switches(self) -> Iterator[Unit]:
         """The model with one head replaced, or all."""
-        show = partial(batches, self.model, self.material, self.probe)
-        for alpha in self.wanted.alphas:
+        show = partial(batches, self.model, self.dataset, self.probe)
+        for alpha in self.settings.alphas:
             job = partial(_named, "model/0/", partial(whole_tallies, self.model, show, alpha))
             yield Unit(f"model-{alpha:g}", 0.15 * len(self.probe), job)
             for place in self.places:
-                heads = self.wanted.chosen(self.sizes[place])
+                heads = self.settings.choose_heads(self.sizes[place])
                 kind, layer = place
                 make = partial(
                     head_tallies, self.model, show, place, (heads, self.sizes[place]), alpha
@@ -174,11 +174,11 @@ class Run:
 
     def search(self) -> Search:
         """For the recipe; verified on as many texts that the probe leaves out."""
-        left = sorted(set(range(len(self.material))) - set(self.probe))
-        some = min(self.wanted.probe, len(left))
+        left = sorted(set(range(len(self.dataset))) - set(self.probe))
+        some = min(self.settings.probe, len(left))
         unseen = [left[number * len(left) // some] for number in range(some)]
         known = (self.projections, self.sizes)
-        return Search(self.model, self.material, self.wanted, *known, self.probe, unseen)
+        return Search(self.model, self.dataset, self.settings, *known, self.probe, unseen)
 
     def facts(self) -> dict[str, Any]:
         """Of the model and of what it was shown, as JSON can hold them."""
@@ -194,21 +194,21 @@ class Run:
                 "heads": {f"{kind}/{layer}": n for (kind, layer), n in self.sizes.items()},
             },
             "inputs": {
-                "what": self.material.what,
-                "count": len(self.material),
+                "what": self.dataset.what,
+                "count": len(self.dataset),
                 "probe": len(self.probe),
                 "chunk": self.chunk,
-                "longest": getattr(self.material, "longest", None),
+                "longest": getattr(self.dataset, "longest", None),
             },
-            "settings": dataclasses.asdict(self.wanted),
+            "settings": dataclasses.asdict(self.settings),
         }
 
     def heads(self) -> dict[tuple[Kind, int], list[int]]:
-        return {place: self.wanted.chosen(self.sizes[place]) for place in self.places}
+        return {place: self.settings.choose_heads(self.sizes[place]) for place in self.places}
 
     def examples(self) -> list[Example]:
         """The first of the probe, with their strongest links."""
-        return examples(self.model, self.material, self.probe[:_SHOWN], self.wanted)
+        return examples(self.model, self.dataset, self.probe[:_SHOWN], self.settings)
 
 
 def give_back() -> None:

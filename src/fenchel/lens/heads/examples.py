@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.lens.heads.capture import Call, watch
-from fenchel.lens.heads.material import Images, Material, Texts, grid
-from fenchel.lens.heads.pull import Advantages, advantages
+from fenchel.lens.capture.calls import Call, watch
+from fenchel.lens.heads.advantages import Advantages, advantages
+from fenchel.lens.heads.datasets import Dataset, Images, Texts, grid
+from fenchel.lens.heads.settings import AuditSettings
 from fenchel.lens.heads.tallies import Counted
-from fenchel.lens.heads.wanted import Wanted
 
 _WIDTH = 8  # links kept of a query
 _WIDE = 32  # for images, whose weights are drawn as a map
@@ -36,23 +36,23 @@ class Example:
 
 
 def examples(
-    model: Any, material: Material, places: Sequence[int], wanted: Wanted
+    model: Any, dataset: Dataset, places: Sequence[int], settings: AuditSettings
 ) -> list[Example]:
-    return [_example(model, material, place, wanted) for place in places]
+    return [_example(model, dataset, place, settings) for place in places]
 
 
-def _example(model: Any, material: Material, place: int, wanted: Wanted) -> Example:
-    prepared = material.prepared(model, [place])
-    made = Example(_title(material, place))
-    width = _WIDE if isinstance(material, Images) else _WIDTH
-    if isinstance(material, Images):
-        made.image = _picture(model, material, place)
+def _example(model: Any, dataset: Dataset, place: int, settings: AuditSettings) -> Example:
+    prepared = dataset.prepare(model, [place])
+    made = Example(_title(dataset, place))
+    width = _WIDE if isinstance(dataset, Images) else _WIDTH
+    if isinstance(dataset, Images):
+        made.image = _picture(model, dataset, place)
 
     def keep(call: Call) -> None:
-        if not wanted.takes(call.layer):
+        if not settings.includes_layer(call.layer):
             return
         asking, asked = prepared.sides(call.kind)
-        counted = Counted(call, asking, asked, wanted.chosen(call.heads))
+        counted = Counted(call, asking, asked, settings.choose_heads(call.heads))
         rows, keys = asking.real[0], asked.real[0]
         weights = counted.weights[0][:, rows][:, :, keys]  # (H, Q, n), no padding
         made.links[f"{call.kind}/{call.layer}"] = packed(weights, width)
@@ -65,29 +65,29 @@ def _example(model: Any, material: Material, place: int, wanted: Wanted) -> Exam
             made.special[side] = tokens.special[0][real].nonzero()[:, 0].tolist()
 
     with watch(model, keep):
-        model(**prepared.given)
-    if wanted.probes("advantage"):
-        _add_pulls(made, advantages(model, prepared), wanted)
+        model(**prepared.arguments)
+    if settings.asks_for("advantage"):
+        _add_pulls(made, advantages(model, prepared), settings)
     return made
 
 
-def _add_pulls(example: Example, pulls: Advantages, wanted: Wanted) -> None:
+def _add_pulls(example: Example, pulls: Advantages, settings: AuditSettings) -> None:
     """gained: what each key would gain from all queries, as shares of the head's largest, H x n."""
     for one in pulls.found:
         links = example.links.get(f"{one.call.kind}/{one.call.layer}")
         if links is not None:
             asking, asked = pulls.prepared.sides(one.call.kind)
-            scores = one.scores[0][wanted.chosen(one.call.heads)]  # (H, Q, n)
+            scores = one.scores[0][settings.choose_heads(one.call.heads)]  # (H, Q, n)
             gained = scores[:, asking.real[0]].sum(1)[:, asked.real[0]]
             most = gained.abs().amax(-1, keepdim=True).clamp_min(1e-300)
             links["gained"] = _encoded((gained / most + 1) / 2 * _WHOLE)  # half is nothing
 
 
-def _title(material: Material, place: int) -> str:
-    if isinstance(material, Images):
-        return material.paths[place].name
-    assert isinstance(material, Texts)
-    return material.texts[place]
+def _title(dataset: Dataset, place: int) -> str:
+    if isinstance(dataset, Images):
+        return dataset.paths[place].name
+    assert isinstance(dataset, Texts)
+    return dataset.texts[place]
 
 
 def packed(weights: Tensor, width: int) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def _encoded(numbers: Tensor) -> str:
     return base64.b64encode(np.ascontiguousarray(whole).tobytes()).decode("ascii")
 
 
-def _picture(model: Any, material: Images, place: int) -> dict[str, Any]:
+def _picture(model: Any, dataset: Images, place: int) -> dict[str, Any]:
     """As the model sees it: cut and resized by its processor."""
-    pixels = material.pixels(model, [place])
+    pixels = dataset.pixels(model, [place])
     before, rows, columns = grid(model, pixels)
     shown = _visible(pixels[0].float())
     from PIL import Image

@@ -21,7 +21,7 @@ def fisher_tallies(counted: Counted) -> Tallies:
     (H, f, f): which directions of a query change whom it looks at.
     """
     p = where(counted.counts.unsqueeze(-1), counted.weights, 0.0)
-    keys, _ = counted.call.repeated()
+    keys, _ = counted.call.repeat_groups()
     received = p.sum(2)  # (B, H, n)
     means = p @ keys  # (B, H, Q, f)
     second = (keys * received.unsqueeze(-1)).mT @ keys
@@ -39,7 +39,7 @@ def local_tallies(counted: Counted) -> Tallies:
     local: summed over queries; largest_local; local_share: summed over texts, of the largest
     against the certificate of the text.
     """
-    keys, values = counted.call.repeated()
+    keys, values = counted.call.repeat_groups()
     norms = torch.stack(
         [
             _norms(counted.weights[text], keys[text], values[text], counted.call.scaling)

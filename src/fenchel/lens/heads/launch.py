@@ -24,10 +24,10 @@ import torch
 
 from fenchel._version import __version__
 from fenchel.lens.heads.auditing import Run, Unit
-from fenchel.lens.heads.material import Images, Texts, grid
+from fenchel.lens.heads.datasets import Images, Texts, grid
+from fenchel.lens.heads.settings import AuditSettings
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.table import Audit
-from fenchel.lens.heads.wanted import Wanted
 from fenchel.lens.launcher import check_environment, world_size
 from fenchel.lens.text import limit
 
@@ -130,7 +130,7 @@ def with_facts(found: Audit, run: Run, more: dict[str, Any]) -> Audit:
     """With the settings that `more` holds, and the counts if no measure saw all texts."""
     facts = {name: dict(value) for name, value in found.facts.items()}
     facts["settings"] |= {name: more[name] for name in ("dtype", "threads", "longest")}
-    inputs, model, shown = facts["inputs"], run.model, run.material
+    inputs, model, shown = facts["inputs"], run.model, run.dataset
     if isinstance(shown, Texts):
         inputs["longest"] = limit(model, shown.tokenizer, shown.longest)
     if "tokens" not in found.summary()["inputs"]:
@@ -152,7 +152,7 @@ def settings(
     run_of: tuple[Any, Any],
     shown: Sequence[str] | Sequence[Path],
     targets: Sequence[str] | None,
-    wanted: Wanted,
+    settings: AuditSettings,
     **more: int | str,
 ) -> dict[str, Any]:
     """For the store: all that numbers depend on, and not where it lies.
@@ -163,7 +163,7 @@ def settings(
 
     model, reader = run_of
     return {
-        **dataclasses.asdict(wanted),
+        **dataclasses.asdict(settings),
         **more,
         "model": type(model).__name__,
         "weights": fingerprint(model),

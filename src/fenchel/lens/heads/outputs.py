@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fenchel.lens.heads.material import Prepared
+from fenchel.lens.heads.datasets import PreparedBatch
 
 
 def last_states(outputs: Any) -> Tensor:
@@ -25,7 +25,7 @@ def last_states(outputs: Any) -> Tensor:
     )
 
 
-def embedding(states: Tensor, prepared: Prepared) -> Tensor:
+def embedding(states: Tensor, prepared: PreparedBatch) -> Tensor:
     """The mean over the tokens that count. (B, Q, width) -> (B, width)"""
     weight = prepared.last.real.to(states.dtype).unsqueeze(-1)
     return (states * weight).sum(1) / weight.sum(1).clamp_min(1)

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.lens.heads.capture import Call, Choice
-from fenchel.lens.heads.chunks import batches, over_calls
-from fenchel.lens.heads.material import Material, Prepared
-from fenchel.lens.heads.projection import Projections
+from fenchel.lens.capture.calls import Call, Choice
+from fenchel.lens.capture.output_projections import Projections
+from fenchel.lens.families import Kind
+from fenchel.lens.heads.batch_tallies import batches, over_calls
+from fenchel.lens.heads.datasets import Dataset, PreparedBatch
+from fenchel.lens.heads.settings import AuditSettings
 from fenchel.lens.heads.switching import run
 from fenchel.lens.heads.tallies import Counted, Tallies, added
-from fenchel.lens.heads.wanted import Wanted
-from fenchel.lens.recognise import Kind
 from fenchel.regularizers import Tsallis
 
 _GRID = 1 + torch.exp2(torch.arange(-6.0, 0.5, 0.5, dtype=torch.float64))  # up to sparsemax
@@ -41,8 +41,8 @@ class Search:
     """What the recipe is found on. probe: texts to find it on; unseen: to verify it on."""
 
     model: Any
-    material: Material
-    wanted: Wanted
+    dataset: Dataset
+    settings: AuditSettings
     projections: Projections
     sizes: dict[Place, int]
     probe: Sequence[int]
@@ -58,7 +58,7 @@ class Search:
             middle = (low + high) / 2
             tried = self.priced(curves, middle)
             apart = self.moved(tried, self.probe)
-            if float(apart.max()) <= _MARGIN * self.wanted.tolerance:
+            if float(apart.max()) <= _MARGIN * self.settings.tolerance:
                 high, alphas, moved = middle, tried, apart
             else:
                 low = middle
@@ -76,28 +76,28 @@ class Search:
             total = added(total, over_calls(self.model, prepared, make))
         made: dict[Place, tuple[Tensor, Tensor]] = {}
         for kind, layer in self.sizes:
-            if self.wanted.takes(layer):
+            if self.settings.includes_layer(layer):
                 apart, size, kept, queries = (
                     total[f"{kind}/{layer}/{name}"] for name in ("apart", "size", "kept", "queries")
                 )
                 made[kind, layer] = apart / size.clamp_min(1e-300), 1 - kept / queries[:, None]
         return made
 
-    def _change(self, prepared: Prepared, call: Call) -> Tallies:
+    def _change(self, prepared: PreparedBatch, call: Call) -> Tallies:
         """Sums over queries, for each alpha (H, A); size: of the layer's own output, squared."""
-        if not self.wanted.takes(call.layer):
+        if not self.settings.includes_layer(call.layer):
             return {}
-        heads = self.wanted.chosen(call.heads)
+        heads = self.settings.choose_heads(call.heads)
         counted = Counted(call, *prepared.sides(call.kind), heads)
         projection = self.projections.get((call.kind, call.layer))
-        _, values = counted.call.repeated()
+        _, values = counted.call.repeat_groups()
         output = counted.weights @ values
         apart, kept = [], []
         for alpha in _GRID.tolist():
             weights = counted.switched(alpha)
             moved = weights @ values - output
             # without a projection the heads' outputs, joined, stand for the layer's
-            far = moved if projection is None else moved @ projection.only(heads).grams()
+            far = moved if projection is None else moved @ projection.select(heads).grams()
             apart.append(counted.total((far * moved).sum(-1)))
             share = (weights > 0).double().sum(-1) / counted.seen.sum(-1).clamp_min(1)
             kept.append(counted.total(share))
@@ -124,10 +124,10 @@ class Search:
             if place in curves:
                 apart, saved = curves[place]
                 worth = saved - 2.0**price * apart
-                worth = torch.where(apart <= self.wanted.tolerance**2, worth, 0.0)
+                worth = torch.where(apart <= self.settings.tolerance**2, worth, 0.0)
                 best, at = worth.max(1)
                 chosen = torch.where(best > 0, _GRID[at], 1.0)
-                alphas[self.wanted.chosen(count)] = chosen
+                alphas[self.settings.choose_heads(count)] = chosen
             made[place] = alphas
         return made
 
@@ -148,10 +148,10 @@ class Search:
             total = added(total, over_calls(self.model, prepared, make, switch(alphas)))
         return total
 
-    def _links(self, prepared: Prepared, alphas: Alphas, call: Call) -> Tallies:
-        if not self.wanted.takes(call.layer):
+    def _links(self, prepared: PreparedBatch, alphas: Alphas, call: Call) -> Tallies:
+        if not self.settings.includes_layer(call.layer):
             return {}
-        heads = self.wanted.chosen(call.heads)
+        heads = self.settings.choose_heads(call.heads)
         alpha = alphas[call.kind, call.layer][heads].double()
         counted = Counted(call, *prepared.sides(call.kind), heads)
         weights = counted.switched(alpha[:, None])
@@ -162,8 +162,8 @@ class Search:
             "largest_recipe_alpha": alpha,
         }
 
-    def _batches(self, places: Sequence[int]) -> Iterator[Prepared]:
-        return batches(self.model, self.material, places)
+    def _batches(self, places: Sequence[int]) -> Iterator[PreparedBatch]:
+        return batches(self.model, self.dataset, places)
 
 
 def switch(alphas: Alphas) -> Choice:

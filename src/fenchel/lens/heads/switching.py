@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.lens.heads.capture import Choice, watch
-from fenchel.lens.heads.material import Prepared
+from fenchel.lens.capture.calls import Choice, watch
+from fenchel.lens.families import Kind
+from fenchel.lens.heads.datasets import PreparedBatch
 from fenchel.lens.heads.outputs import embedding, last_states, logits_of
 from fenchel.lens.heads.tallies import Tallies
-from fenchel.lens.recognise import Kind
 from fenchel.regularizers import Regularizer, Tsallis
 
 
@@ -47,10 +47,10 @@ class Output:
         return torch.stack(found)
 
 
-def run(model: Any, prepared: Prepared, instead: Choice | None = None) -> Output:
+def run(model: Any, prepared: PreparedBatch, instead: Choice | None = None) -> Output:
     """The model on these inputs; `instead` as in `watch`."""
     with watch(model, _nothing, instead=instead):
-        outputs = model(**prepared.given, output_hidden_states=True)
+        outputs = model(**prepared.arguments, output_hidden_states=True)
     states = embedding(last_states(outputs).double(), prepared)
     return Output(states, logits_of(outputs), prepared.last.real)
 
@@ -73,7 +73,7 @@ def everywhere(regularizer: Regularizer) -> Choice:
 
 def head_tallies(
     model: Any,
-    batches: Callable[[], Iterator[Prepared]],
+    batches: Callable[[], Iterator[PreparedBatch]],
     place: tuple[Kind, int],
     chosen: tuple[Sequence[int], int],
     alpha: float,
@@ -92,7 +92,9 @@ def head_tallies(
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def whole_tallies(model: Any, batches: Callable[[], Iterator[Prepared]], alpha: float) -> Tallies:
+def whole_tallies(
+    model: Any, batches: Callable[[], Iterator[PreparedBatch]], alpha: float
+) -> Tallies:
     """All heads switched at once; one number each, with an axis of one."""
     total: Tallies = {}
     for prepared in batches():

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fenchel._version import __version__
+from fenchel.lens.families import Kind
 from fenchel.lens.heads.columns import Column, columns, root_of, spectrum
 from fenchel.lens.heads.examples import Example
 from fenchel.lens.heads.tallies import REACH, Tallies
-from fenchel.lens.recognise import Kind
 
 Place = tuple[Kind, int]
 _DIGITS = 8  # significant ones in the document

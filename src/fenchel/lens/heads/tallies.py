@@ -17,9 +17,9 @@ from fenchel._solution import Status
 from fenchel._solve import solve
 from fenchel.bounds.query import query_bound
 from fenchel.dual import estimate, first_order
-from fenchel.lens.heads.capture import Call, normalised
-from fenchel.lens.heads.material import Tokens
-from fenchel.lens.heads.projection import Projection
+from fenchel.lens.capture.calls import Call, masked_softmax
+from fenchel.lens.capture.output_projections import Projection
+from fenchel.lens.heads.datasets import Tokens
 from fenchel.regularizers import Shannon, Tsallis
 
 BINS = 20
@@ -48,11 +48,11 @@ class Counted:
     ) -> None:
         self.whole = call
         self.heads = list(range(call.heads)) if heads is None else list(heads)
-        self.call = call if heads is None else call.only(heads)
+        self.call = call if heads is None else call.select(heads)
         self.asking, self.asked = asking, asked
-        self.seen = self.call.seen()  # (B, H, Q, n)
+        self.seen = self.call.mask()  # (B, H, Q, n)
         self.scores = self.call.scores()
-        self.weights = normalised(self.scores)
+        self.weights = masked_softmax(self.scores)
         self.counts = self.seen.any(-1) & asking.real[:, None]  # (B, H, Q)
         self._check_finite()
 
@@ -71,7 +71,7 @@ class Counted:
 
     def layer_output(self, projection: Projection) -> Tensor:
         """Of all heads, chosen or not. (B, Q, width)"""
-        return projection.whole(self.whole.output.double().transpose(1, 2))
+        return projection.apply(self.whole.output.double().transpose(1, 2))
 
     def switched(self, alpha: float | Tensor) -> Tensor:
         """The weights of entmax at this alpha, a number or (H, 1). (B, H, Q, n)"""
@@ -144,11 +144,11 @@ def what_if_tallies(
     layer_square_2, layer_all_2 and layer_square: the same of the layer's output, this head switched
     alone or with all the others.
     """
-    _, values = counted.call.repeated()
+    _, values = counted.call.repeat_groups()
     output = counted.weights @ values
     length = output.norm(dim=-1)
     made = {"square": counted.total(length.square())}
-    own = None if projection is None else projection.only(counted.heads)
+    own = None if projection is None else projection.select(counted.heads)
     if projection is not None:
         made["layer_square"] = _layer_square(counted, counted.layer_output(projection))
     for alpha in alphas:
@@ -184,7 +184,7 @@ def certificate_tallies(counted: Counted) -> Tallies:
 
 def text_bounds(counted: Counted) -> Tensor:
     """The certified constant of query -> output, with the keys of each text. (B, H)"""
-    keys, values = counted.call.repeated()
+    keys, values = counted.call.repeat_groups()
     temperature = Shannon(1 / counted.call.scaling)
     bounds = [
         query_bound(keys[text][:, real], values[text][:, real], temperature)
@@ -200,7 +200,7 @@ def head_deviation_tallies(counted: Counted) -> Tallies:
     <t_i, z> + log u_i, so ordinary attention is the first-order solution.
     """
     call = counted.call
-    keys, _ = call.repeated()
+    keys, _ = call.repeat_groups()
     templates = (call.scaling * keys).unsqueeze(2)  # (B, H, 1, n, f)
     seen, preference = counted.seen, None
     if call.bias is not None:
@@ -228,7 +228,7 @@ def preference_tallies(counted: Counted) -> Tallies:
     if call.bias is None or call.kind == "cross" or not _varies(call.bias):
         return {}
     bias = _bias(counted, call.bias)  # (B, H, Q, n)
-    u = normalised(bias)
+    u = masked_softmax(bias)
     support = (-torch.xlogy(u, u).sum(-1)).exp()
     pairs = counted.seen & counted.counts.unsqueeze(-1)
     return {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_whole
-from fenchel.lens.problems import evaluating
-from fenchel.lens.recognise import Kind
+from fenchel.lens.capture.evaluation import evaluating
+from fenchel.lens.families import Kind
 from fenchel.lens.text import LONGEST, limit
 
 _ENTRIES = 2**18  # numbers of the weights of one layer that are held at once
@@ -29,14 +29,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedBatch:
     """Inputs of one call of the model.
 
     first: tokens of the input; second: of what an encoder-decoder writes, else None.
     words: how they read, text by text, of the first and of the second.
     """
 
-    given: dict[str, Tensor]
+    arguments: dict[str, Tensor]
     first: Tokens
     second: Tokens | None = None
     words: tuple[list[list[str]], ...] = ()
@@ -56,7 +56,7 @@ class Prepared:
         return own, self.words[0] if kind == "cross" else own
 
 
-class Material(Protocol):
+class Dataset(Protocol):
     """Items by their number; an audit asks for a few at a time."""
 
     @property
@@ -65,7 +65,7 @@ class Material(Protocol):
 
     def __len__(self) -> int: ...
 
-    def prepared(self, model: Any, places: Sequence[int]) -> Prepared: ...
+    def prepare(self, model: Any, places: Sequence[int]) -> PreparedBatch: ...
 
     def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
         """All places, so many at a time that one layer's weights fit."""
@@ -101,17 +101,17 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def prepared(self, model: Any, places: Sequence[int]) -> Prepared:
+    def prepare(self, model: Any, places: Sequence[int]) -> PreparedBatch:
         check_decoder(model, self.targets)
         inputs = self._encoded(model, [self.texts[place] for place in places])
         first = self._tokens(inputs["input_ids"], inputs["attention_mask"])
         words = self._words(inputs["input_ids"])
         if not getattr(model.config, "is_encoder_decoder", False):
-            return Prepared(inputs, first, None, (words,))
+            return PreparedBatch(inputs, first, None, (words,))
         more = self._written(model, inputs, places)
         second = self._tokens(more["decoder_input_ids"], more["decoder_attention_mask"])
         written = self._words(more["decoder_input_ids"])
-        return Prepared(inputs | more, first, second, (words, written))
+        return PreparedBatch(inputs | more, first, second, (words, written))
 
     def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
         """Texts of like length together, so that little is padding."""
@@ -223,7 +223,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def prepared(self, model: Any, places: Sequence[int]) -> Prepared:
+    def prepare(self, model: Any, places: Sequence[int]) -> PreparedBatch:
         pixels = self.pixels(model, places)
         before, rows, columns = grid(model, pixels)
         count = before + rows * columns
@@ -232,7 +232,7 @@ class Images:
         extra = ["[class]", *(f"[register {n}]" for n in range(1, before))][:before]
         patches = [f"{row + 1},{column + 1}" for row in range(rows) for column in range(columns)]
         words = [[*extra, *patches] for _ in places]
-        return Prepared({"pixel_values": pixels}, Tokens(real, special), None, (words,))
+        return PreparedBatch({"pixel_values": pixels}, Tokens(real, special), None, (words,))
 
     def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
         before, rows, columns = grid(model, self.pixels(model, places[:1]))
@@ -250,9 +250,9 @@ class Images:
         return pixels
 
 
-def material(
+def make_dataset(
     tokenizer: Any, texts: Sequence[Any], targets: Sequence[str] | None = None, **settings: Any
-) -> Material:
+) -> Dataset:
     """Texts, or images where `tokenizer` is an image processor."""
     if not len(texts):
         raise ValueError("texts must not be empty")

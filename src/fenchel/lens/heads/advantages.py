@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch import Tensor
 
 from fenchel._numerics import where
-from fenchel.lens.heads.capture import Call, watch
-from fenchel.lens.heads.material import Prepared, Tokens, material
+from fenchel.lens.capture.calls import Call, watch
+from fenchel.lens.capture.embeddings import watch_embeddings
+from fenchel.lens.families import Kind
+from fenchel.lens.heads.datasets import PreparedBatch, Tokens, make_dataset
 from fenchel.lens.heads.outputs import embedding, last_states, logits_of
 from fenchel.lens.heads.tallies import Tallies
-from fenchel.lens.recognise import Kind
 
-Loss = Callable[[Any, Prepared], Tensor]
+Loss = Callable[[Any, PreparedBatch], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +31,8 @@ class Advantage:
     call: Call
     scores: Tensor
 
-    def only(self, heads: Sequence[int]) -> Advantage:
-        return Advantage(self.call.only(heads), self.scores[:, list(heads)])
+    def select(self, heads: Sequence[int]) -> Advantage:
+        return Advantage(self.call.select(heads), self.scores[:, list(heads)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,7 +40,7 @@ class Advantages:
     """found: of every attention call. attribution: minus gradient x input of the tokens that come
     in, and of those that an encoder-decoder writes, (B, n), NaN for a token without one."""
 
-    prepared: Prepared
+    prepared: PreparedBatch
     found: list[Advantage]
     attribution: tuple[Tensor | None, Tensor | None]
 
@@ -77,19 +76,19 @@ def advantage(
     it was given, one number. None: a language model's surprise, else minus the length of the
     embedding.
     """
-    shown = material(tokenizer, texts)
-    return advantages(model, shown.prepared(model, range(len(shown))), loss)
+    shown = make_dataset(tokenizer, texts)
+    return advantages(model, shown.prepare(model, range(len(shown))), loss)
 
 
-def advantages(model: Any, prepared: Prepared, loss: Loss | None = None) -> Advantages:
+def advantages(model: Any, prepared: PreparedBatch, loss: Loss | None = None) -> Advantages:
     """The same of inputs that are ready."""
     if torch.is_inference_mode_enabled():
         raise ValueError("advantages need derivatives; leave torch.inference_mode")
     chosen = default_loss(model) if loss is None else loss
     calls: list[Call] = []
-    with entering(model, prepared) as entered:
+    with watch_embeddings(model, prepared.arguments) as entered:
         with watch(model, calls.append, derivatives=True):
-            value = chosen(model(**prepared.given, output_hidden_states=True), prepared)
+            value = chosen(model(**prepared.arguments, output_hidden_states=True), prepared)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"loss(outputs, prepared) must return one number, got {shape}")
@@ -115,51 +114,12 @@ def _attribution(vectors: Tensor, slope: Tensor | None, tokens: Tokens) -> Tenso
     return torch.nn.functional.pad(values, (before, 0), value=torch.nan)
 
 
-@contextmanager
-def entering(model: Any, prepared: Prepared) -> Iterator[dict[str, Tensor]]:
-    """While open, the vectors of tokens as they enter the model, made leaves: "input", "output".
-
-    They come from the embedding that is given the tokens' numbers, whatever it is called; those of
-    an image from the layer that the model names as its input.
-    """
-    names = {"input_ids": "input", "decoder_input_ids": "output"}
-    ids = {side: prepared.given[name] for name, side in names.items() if name in prepared.given}
-    entered: dict[str, Tensor] = {}
-
-    def take(module: nn.Module, args: Any, output: Any) -> Tensor | None:
-        side = next(
-            (s for s, x in ids.items() if s not in entered and _embeds(module, args, x)), None
-        )
-        if side is None and not ids and module is model.get_input_embeddings():
-            side = "input"
-        if side is None:
-            return None
-        entered[side] = output.detach().requires_grad_()
-        return entered[side]
-
-    hook = register_module_forward_hook(take)  # type: ignore[arg-type]  # it may replace
-    try:
-        yield entered
-    finally:
-        hook.remove()
-
-
-def _embeds(module: nn.Module, args: Any, ids: Tensor) -> bool:
-    return (
-        isinstance(module, nn.Embedding)
-        and len(args) > 0
-        and isinstance(args[0], Tensor)
-        and args[0].shape == ids.shape
-        and torch.equal(args[0], ids)
-    )
-
-
 def _advantage(call: Call, slope: Tensor | None) -> Advantage:
     with torch.no_grad():
         p = call.weights()
         if slope is None:  # the loss does not depend on it
             return Advantage(call, torch.zeros_like(p))
-        _, values = call.repeated()
+        _, values = call.repeat_groups()
         direction = slope.double().transpose(1, 2)  # (B, H, Q, e)
         losses = direction @ values.mT  # (B, H, Q, n)
         mean = (p * losses).sum(-1, keepdim=True)
@@ -172,21 +132,21 @@ def default_loss(model: Any) -> Loss:
     return _next_token if model.can_generate() else _length
 
 
-def _next_token(outputs: Any, prepared: Prepared) -> Tensor:
+def _next_token(outputs: Any, prepared: PreparedBatch) -> Tensor:
     logits = logits_of(outputs)
     if logits is None:
         raise ValueError(f"{type(outputs).__name__} holds no logits of every token; give a loss")
     return _surprise(logits, prepared)
 
 
-def _length(outputs: Any, prepared: Prepared) -> Tensor:
+def _length(outputs: Any, prepared: PreparedBatch) -> Tensor:
     lengths: Tensor = embedding(last_states(outputs), prepared).norm(dim=-1)
     return -lengths.sum()
 
 
-def _surprise(logits: Tensor, prepared: Prepared) -> Tensor:
+def _surprise(logits: Tensor, prepared: PreparedBatch) -> Tensor:
     decoder = prepared.second is not None
-    ids = prepared.given["decoder_input_ids" if decoder else "input_ids"]
+    ids = prepared.arguments["decoder_input_ids" if decoder else "input_ids"]
     real = prepared.last.real
     follows, counts = ids[:, 1:], (real[:, 1:] & real[:, :-1]).to(logits.dtype)
     surprise = -logits[:, :-1].log_softmax(-1).gather(-1, follows.unsqueeze(-1)).squeeze(-1)
@@ -194,7 +154,9 @@ def _surprise(logits: Tensor, prepared: Prepared) -> Tensor:
     return means.sum()
 
 
-def advantage_tallies(found: Advantage, prepared: Prepared, attribution: Tensor | None) -> Tallies:
+def advantage_tallies(
+    found: Advantage, prepared: PreparedBatch, attribution: Tensor | None
+) -> Tallies:
     """advantage: the sum over queries of sum_j |dLoss/ds_j|. advantage_special: the part of it at
     special tokens. advantage_agreement: the rank correlation, text by text, of what each token
     would gain with minus gradient x input."""

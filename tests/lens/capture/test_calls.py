@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fenchel.lens.heads.capture import watch
+from fenchel.lens.capture.calls import watch
 from tests.lens.architectures import BUILDERS, KINDS, build, inputs
 
 
@@ -39,9 +39,9 @@ def test_the_output_of_a_call_is_the_expectation(name):
     model, given = build(name), inputs(name)
     calls, _, _ = captured(model, given)
     for call in calls:
-        _, value = call.repeated()
+        _, value = call.repeat_groups()
         assert (call.weights() @ value).shape == (*call.query.shape[:3], value.shape[-1])
-        seen = call.seen()
+        seen = call.mask()
         assert (call.weights()[~seen] == 0).all()
         assert (call.weights().sum(-1)[seen.any(-1)] - 1).abs().max() < 1e-12
 

@@ -11,11 +11,9 @@ is the layer itself, and `estimate` the problem that it approximates.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +21,9 @@ from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, where
 from fenchel.dual import Estimate, estimate, first_order
+from fenchel.lens.capture.calls import Call, capture_attentions
+from fenchel.lens.families import Attention, Kind, find_attentions
 from fenchel.lens.inputs import Batch
-from fenchel.lens.recognise import Attention, Kind, attentions
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +71,18 @@ class LayerProblem:
 
         The deviation of the multiplier to leading order in the templates and the scores.
         """
-        preference = self._normalised()
+        preference = self._normalise_preference()
         scores = self.evidence @ self.templates[:, 0].mT  # (B, H, Q, n)
         centred = preference * (scores - (preference * scores).sum(-1, keepdim=True))
         moved = (centred @ self.templates[:, 0]).norm(dim=-1)
         length = self.evidence.norm(dim=-1)
-        found: Tensor = self.reliability * moved / where(length > 0, length, 1.0)
-        return found
+        parameter: Tensor = self.reliability * moved / where(length > 0, length, 1.0)
+        return parameter
 
-    def _normalised(self) -> Tensor:
-        given = self.evidence.new_ones(()) if self.preference is None else self.preference
-        on = where(self.mask, given, 0.0)
-        return on / on.sum(-1, keepdim=True).clamp_min(torch.finfo(on.dtype).tiny)
+    def _normalise_preference(self) -> Tensor:
+        even = self.evidence.new_ones(())
+        mass = where(self.mask, even if self.preference is None else self.preference, 0.0)
+        return mass / mass.sum(-1, keepdim=True).clamp_min(torch.finfo(mass.dtype).tiny)
 
 
 def problems(
@@ -99,34 +98,29 @@ def problems(
     Arguments as of `deviation`; all sentences in one pass of the model, so that memory grows with
     their number.
     """
-    found = attentions(model, attention)  # Deciphering Attention, eq. 19
+    attentions = find_attentions(model, attention)  # Deciphering Attention, eq. 19
     batch = Batch.of(model, inputs, attention)
-    return list(layer_problems(model, found, batch, reliability, scaling))
+    return list(layer_problems(model, attentions, batch, reliability, scaling))
 
 
 def layer_problems(
     model: Any,
-    found: list[Attention],
+    attentions: list[Attention],
     batch: Batch,
     reliability: float,
     scaling: float | None,
 ) -> Iterator[LayerProblem]:
     """After one pass of the model; made one at a time, since evidence is large."""
-    factor = check_scaling(scaling, found[0])
-    seen = [_Seen() for _ in found]
-    with evaluating(model), ExitStack() as hooks, torch.no_grad():
-        for one, to in zip(found, seen, strict=True):
-            for hook in _watch(one, to):
-                hooks.callback(hook.remove)
-        batch.run(model)
-    for one, layer in zip(found, seen, strict=True):
-        yield _problem(one, layer, reliability, factor)
+    template_scale = check_scaling(scaling, attentions[0])
+    calls = capture_attentions(model, attentions, lambda: batch.run(model))
+    for attention, call in zip(attentions, calls, strict=True):
+        yield _problem(attention, call, reliability, template_scale)
 
 
-def check_scaling(scaling: float | None, one: Attention) -> float:
+def check_scaling(scaling: float | None, attention: Attention) -> float:
     """None: 1 / sqrt(d'), d' the size of a head."""
     if scaling is None:
-        return 1 / math.sqrt(one.head_size)
+        return 1 / math.sqrt(attention.head_size)
     if isinstance(scaling, bool) or not isinstance(scaling, int | float):
         raise TypeError(f"scaling must be a number or None, got {type(scaling).__name__}")
     if not 0 < scaling < float("inf"):
@@ -134,87 +128,42 @@ def check_scaling(scaling: float | None, one: Attention) -> float:
     return float(scaling)
 
 
-# ---- what a layer was given
-
-
-@dataclass
-class _Seen:
-    """keys (B, n, d) and queries (B, Q, d): inputs of the two projections."""
-
-    keys: Tensor = field(default_factory=lambda: torch.empty(0))
-    queries: Tensor = field(default_factory=lambda: torch.empty(0))
-    mask: Tensor | None = None
-    bias: Tensor | None = None
-
-
-def _watch(one: Attention, to: _Seen) -> Iterator[Any]:
-    signature = inspect.signature(type(one.module).forward)
-
-    def keys(_: Any, args: Any) -> None:
-        to.keys = args[0]
-
-    def queries(_: Any, args: Any) -> None:
-        to.queries = args[0]
-
-    def called(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        given = signature.bind(module, *args, **kwargs).arguments
-        to.mask = given.get(one.family.mask)
-        if one.family.pair and one.kind != "cross":  # there it is zero
-            to.bias = output[1]
-
-    yield one.key.register_forward_pre_hook(keys)
-    yield one.query.register_forward_pre_hook(queries)
-    yield one.module.register_forward_hook(called, with_kwargs=True)
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Without dropout; modules that were in training mode are put back."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-# ---- as a problem
-
-
-def _problem(one: Attention, seen: _Seen, reliability: float, factor: float) -> LayerProblem:
-    inner = certificate_dtype(seen.keys.device)
-    keys, queries = seen.keys.to(inner), seen.queries.to(inner)
+def _problem(
+    attention: Attention, call: Call, reliability: float, template_scale: float
+) -> LayerProblem:
+    tokens = call.tokens
+    assert tokens is not None  # `capture_attentions` records them
+    inner = certificate_dtype(tokens.keys.device)
     query, key = (
-        one.per_head(one.query.weight.detach().to(inner)),
-        one.per_head(one.key.weight.detach().to(inner)),
+        attention.per_head(projection.weight.detach().to(inner))
+        for projection in (attention.query, attention.key)
     )
-    asked = torch.einsum("hfd,bqd->bhqf", query, queries)
-    if one.query.bias is not None:
-        asked = asked + one.per_head(one.query.bias.detach().to(inner)).unsqueeze(-2)  # (H, 1, f)
-    strength = one.scaling / (factor * reliability)
-    preference = None
-    if seen.bias is not None:
-        bias = seen.bias.detach().to(inner)  # (1, H, Q, n)
-        preference = (bias - bias.amax(-1, keepdim=True)).exp()
+    # Projected anew in float64: the model's queries are rounded to its own dtype.
+    queries = torch.einsum("hfd,bqd->bhqf", query, tokens.queries.to(inner))
+    if attention.query.bias is not None:
+        offset = attention.per_head(attention.query.bias.detach().to(inner))
+        queries = queries + offset.unsqueeze(-2)  # (H, 1, f)
+    strength = attention.scaling / (template_scale * reliability)
     return LayerProblem(
-        templates=(factor * keys)[:, None, None],
-        preference=preference,
-        evidence=strength * (asked @ key),  # (B, H, Q, f) @ (H, f, d)
-        mask=_visible(one, seen),
+        templates=(template_scale * tokens.keys.to(inner))[:, None, None],
+        preference=_preference(call),
+        evidence=strength * (queries @ key),  # (B, H, Q, f) @ (H, f, d)
+        mask=_mask(call),
         reliability=reliability,
     )
 
 
-def _visible(one: Attention, seen: _Seen) -> Tensor:
-    """Masks as transformers makes them: bool, or numbers that are hugely negative where hidden.
+def _preference(call: Call) -> Tensor | None:
+    """From the position bias; that of cross-attention is zero. (1, H, Q, n)"""
+    if call.bias is None or call.kind == "cross":
+        return None
+    bias = call.bias.detach().to(certificate_dtype(call.bias.device))
+    return (bias - bias.amax(-1, keepdim=True)).exp()
 
-    None is everything, or everything up to the query where sdpa is told so by a flag.
-    """
-    mask = seen.mask
-    if mask is None:
-        full = torch.ones(
-            seen.queries.shape[1], seen.keys.shape[1], dtype=torch.bool, device=seen.keys.device
-        )
-        return (full.tril() if one.module.is_causal else full)[None, None]
-    return mask if mask.dtype == torch.bool else mask > 0.5 * torch.finfo(mask.dtype).min
+
+def _mask(call: Call) -> Tensor:
+    """True = may be seen; without a mask, everything. (1 or B, 1, 1 or Q, n)"""
+    if call.visible is not None:
+        return call.visible
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    return torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
