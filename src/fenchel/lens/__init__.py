@@ -2,14 +2,14 @@
 it approximates.
 
 model, tokenizer = lens.load("build/models/minilm")
-found = lens.audit(model, tokenizer, sentences)
-found.to_pandas(), found.plot("entropy")
+audit = lens.audit(model, tokenizer, sentences)
+audit.to_pandas(), audit.plot("entropy")
 """
 
 from fenchel.lens.deviations import Deviations, deviation
 from fenchel.lens.families import Kind
 from fenchel.lens.heads.advantages import Advantages, advantage
-from fenchel.lens.heads.auditing import Run, audit
+from fenchel.lens.heads.auditing import AuditRun, audit
 from fenchel.lens.heads.settings import MEASURES, AuditSettings
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.table import Audit
@@ -21,11 +21,11 @@ __all__ = [
     "MEASURES",
     "Advantages",
     "Audit",
+    "AuditRun",
     "AuditSettings",
     "Deviations",
     "Kind",
     "LayerProblem",
-    "Run",
     "Store",
     "advantage",
     "audit",

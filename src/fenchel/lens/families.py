@@ -140,3 +140,8 @@ def _check_implementation(model: Any) -> None:
             f"the audit is of softmax attention through eager or sdpa, but the model is on "
             f'{name!r}; use model.set_attn_implementation("eager")'
         )
+
+
+def place_name(kind: str, layer: int) -> str:
+    """How an attention is called in tallies, documents and pages, such as "encoder/0"."""
+    return f"{kind}/{layer}"

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 from fenchel.hf import convert
-from fenchel.lens.heads.auditing import Run
+from fenchel.lens.heads.auditing import AuditRun
 from fenchel.lens.heads.datasets import make_dataset
 from fenchel.lens.heads.settings import AuditSettings
 from tests.lens.architectures import build, tokenizer
@@ -21,7 +21,7 @@ TOLERANCE = 0.2
 def searched(model, name, **settings):
     wanted = AuditSettings(("recipe",), probe=2, tolerance=TOLERANCE, **settings)
     targets = TEXTS if name in ("t5", "bart") else None
-    return Run(model, make_dataset(tokenizer(name), TEXTS, targets), wanted).audit()
+    return AuditRun(model, make_dataset(tokenizer(name), TEXTS, targets), wanted).audit()
 
 
 def given(text, name="bert"):
@@ -123,14 +123,14 @@ def test_a_subset_leaves_the_others_on_softmax(model):
 
 def test_without_a_measure_there_is_no_recipe(model):
     shown = make_dataset(tokenizer("bert"), TEXTS)
-    assert Run(model, shown, AuditSettings(("weights",))).audit().recipe() is None
+    assert AuditRun(model, shown, AuditSettings(("weights",))).audit().recipe() is None
 
 
 def test_a_smaller_tolerance_moves_less(model):
     shown, last = make_dataset(tokenizer("bert"), TEXTS), math.inf
     for tolerance in (0.5, 0.1, 0.001):
         wanted = AuditSettings(("recipe",), probe=2, tolerance=tolerance)
-        moved = Run(model, shown, wanted).audit().recipe()["moved"]["probe"]["largest"]
+        moved = AuditRun(model, shown, wanted).audit().recipe()["moved"]["probe"]["largest"]
         assert moved <= min(tolerance, last)
         last = moved
 

@@ -6,16 +6,26 @@ import pytest
 import torch
 
 from fenchel.lens.capture.calls import watch
-from fenchel.lens.heads.datasets import Tokens
-from fenchel.lens.heads.tallies import (
+from fenchel.lens.heads.counting import (
     BINS,
     REACH,
-    Counted,
-    added,
-    certificate_tallies,
-    head_deviation_tallies,
-    weight_tallies,
-    what_if_tallies,
+    CountedCall,
+    count_bounds,
+    count_head_deviation,
+    count_offsets,
+    count_weights,
+    count_what_if,
+)
+from fenchel.lens.heads.datasets import Tokens
+from fenchel.lens.heads.tallies import (
+    AttentionTally,
+    BoundTally,
+    InputTally,
+    OutputTally,
+    Tallies,
+    add,
+    from_arrays,
+    to_arrays,
 )
 from tests.lens.architectures import build, inputs
 
@@ -36,7 +46,7 @@ def counted(name):
     for call in calls:
         asking = first if call.kind == "encoder" else second
         asked = second if call.kind == "decoder" else first
-        made.append(Counted(call, asking, asked))
+        made.append(CountedCall(call, asking, asked))
     return made
 
 
@@ -59,11 +69,15 @@ def rows(one):
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_by_hand(name):
     for one in counted(name):
-        found = weight_tallies(one)
-        if one.call.kind != "cross":
-            near = found["mass_by_offset"][:, REACH - 1 : REACH + 2]
+        found = vars(count_weights(one)).copy()
+        offsets = count_offsets(one)
+        assert (offsets is None) == (one.call.kind == "cross")
+        if offsets is not None:
+            near = offsets.mass[:, REACH - 1 : REACH + 2]
             found |= dict(zip(["mass_previous", "mass_self", "mass_next"], near.T, strict=True))
-        found["count"] = one.counts.double().sum((0, 2))
+            found["distance"] = offsets.distance
+            assert torch.equal(offsets.queries, found["queries"])
+        found["count"] = found["queries"]
         heads = one.call.heads
         names = ["count", "entropy", "effective_support", "mass_first", "mass_special"]
         if one.call.kind != "cross":
@@ -95,7 +109,7 @@ def test_weights_by_hand(name):
 @pytest.mark.parametrize("name", ["bert", "t5"])
 def test_agreement_is_the_cosine_of_two_heads(name):
     one = counted(name)[0]
-    found = weight_tallies(one)["agreement"]
+    found = count_weights(one).agreement
     p = one.call.weights()
     wanted = torch.zeros_like(found)
     for text in range(len(p)):
@@ -110,7 +124,7 @@ def test_agreement_is_the_cosine_of_two_heads(name):
 def test_what_if_by_bisection(name):
     """Sparsemax by bisection of its threshold, one row at a time."""
     for one in counted(name):
-        found = what_if_tallies(one, (2.0,), None)
+        found = count_what_if(one, (2.0,), None).by_alpha["2"]
         _, values = one.call.repeat_groups()
         scores, output = one.call.scores(), one.call.weights() @ values
         wanted = {"change": [0.0] * one.call.heads, "support": [0.0] * one.call.heads}
@@ -127,14 +141,14 @@ def test_what_if_by_bisection(name):
             moved = float((p @ values[text, head] - here).norm() / here.norm())
             wanted["change"][head] += moved
             wanted["support"][head] += float((p > 1e-12).sum())
-        assert found["change_2"].tolist() == pytest.approx(wanted["change"], rel=1e-6)
-        assert found["support_2"].tolist() == wanted["support"]
+        assert found.change.tolist() == pytest.approx(wanted["change"], rel=1e-6)
+        assert found.support.tolist() == wanted["support"]
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_certificates_are_of_real_keys(name):
     for one in counted(name):
-        found = certificate_tallies(one)
+        found = count_bounds(one)
         keys, values = one.call.repeat_groups()
         for head in range(one.call.heads):
             bounds = []
@@ -147,8 +161,8 @@ def test_certificates_are_of_real_keys(name):
                     for j in range(i)
                 ]
                 bounds.append(max(pairs) * one.call.scaling / 4)
-            assert float(found["bound"][head]) == pytest.approx(sum(bounds), rel=1e-9)
-            assert float(found["largest_bound"][head]) == pytest.approx(max(bounds), rel=1e-9)
+            assert float(found.bound[head]) == pytest.approx(sum(bounds), rel=1e-9)
+            assert float(found.largest[head]) == pytest.approx(max(bounds), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart"])
@@ -157,7 +171,7 @@ def test_head_deviations_solve_the_heads_own_problem(name):
     from fenchel.dual import estimate
 
     one = counted(name)[0]
-    found = head_deviation_tallies(one)
+    found = count_head_deviation(one)
     keys, _ = one.call.repeat_groups()
     templates, evidence = one.call.scaling * keys, one.call.query
     total = torch.zeros(one.call.heads, dtype=torch.float64)
@@ -168,12 +182,48 @@ def test_head_deviations_solve_the_heads_own_problem(name):
         assert exact.gap < 1e-12
         first = torch.tensor(p, dtype=torch.float64)[seen] @ t
         total[head] += (first - exact.mean).norm() / exact.mean.norm()
-    torch.testing.assert_close(found["head_deviation_mean"], total, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found.mean, total, rtol=1e-8, atol=1e-12)
+
+
+def bounds(texts, largest):
+    return BoundTally(*(torch.tensor([float(x)]) for x in (texts, 0, largest)))
 
 
 def test_sums_and_maxima_are_added_apart():
-    one = {"count": torch.tensor([1.0]), "largest_bound": torch.tensor([2.0])}
-    two = {"count": torch.tensor([3.0]), "largest_bound": torch.tensor([1.0])}
-    both = added(one, two)
-    assert both["count"].item() == 4.0
-    assert both["largest_bound"].item() == 2.0
+    both = add(bounds(texts=1, largest=2), bounds(texts=3, largest=1))
+    assert both.texts.item() == 4.0
+    assert both.largest.item() == 2.0
+
+
+def test_what_only_one_holds_is_in_the_sum():
+    one = Tallies({"encoder/0": AttentionTally(bounds=bounds(1, 2))})
+    two = Tallies({"encoder/1": AttentionTally(bounds=bounds(3, 4))}, everywhere={"2": output()})
+    both = add(add(one, two), one)
+    assert both.attentions["encoder/0"].bounds.texts.item() == 2.0
+    assert both.attentions["encoder/1"].bounds.texts.item() == 3.0
+    assert both.everywhere["2"].kl is None
+    assert both.inputs is None
+
+
+def output():
+    return OutputTally(*(torch.tensor([float(x)]) for x in range(4)))
+
+
+def test_a_record_comes_back_from_its_arrays():
+    one = Tallies(
+        {"encoder/10": AttentionTally(bounds=bounds(1, 2), model={"1.5": output()})},
+        inputs=InputTally(torch.tensor([7.0]), torch.tensor([0.0])),
+    )
+    arrays = to_arrays(one)
+    assert list(arrays)[:2] == [
+        "attentions:encoder/10:bounds:texts",
+        "attentions:encoder/10:bounds:bound",
+    ]
+    again = from_arrays(Tallies, arrays)
+    assert to_arrays(again).keys() == arrays.keys()
+    assert all(torch.equal(x, to_arrays(again)[name]) for name, x in arrays.items())
+    assert again.attentions["encoder/10"].weights is None
+    assert again.recipe == {}
+    del arrays["inputs:cut"]
+    with pytest.raises(KeyError):
+        from_arrays(Tallies, arrays)

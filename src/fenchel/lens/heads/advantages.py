@@ -15,7 +15,7 @@ from fenchel.lens.capture.embeddings import watch_embeddings
 from fenchel.lens.families import Kind
 from fenchel.lens.heads.datasets import PreparedBatch, Tokens, make_dataset
 from fenchel.lens.heads.outputs import embedding, last_states, logits_of
-from fenchel.lens.heads.tallies import Tallies
+from fenchel.lens.heads.tallies import AdvantageTally
 
 Loss = Callable[[Any, PreparedBatch], Tensor]
 
@@ -37,24 +37,25 @@ class Advantage:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Advantages:
-    """found: of every attention call. attribution: minus gradient x input of the tokens that come
-    in, and of those that an encoder-decoder writes, (B, n), NaN for a token without one."""
+    """attribution: minus gradient x input of the tokens that come in, and of those that an
+    encoder-decoder writes, (B, n), NaN for a token without one."""
 
     prepared: PreparedBatch
-    found: list[Advantage]
+    by_call: list[Advantage]
     attribution: tuple[Tensor | None, Tensor | None]
 
     def __repr__(self) -> str:
-        places = ", ".join(f"{one.call.kind} {one.call.layer}" for one in self.found)
-        return f"Advantages({len(self.prepared.first.real)} texts: {places})"
+        return f"Advantages({len(self.prepared.first.real)} texts: {self._places()})"
 
     def of(self, kind: Kind, layer: int) -> Tensor:
         """-dLoss/dscore, (B, H, Q, n)."""
-        for one in self.found:
+        for one in self.by_call:
             if (one.call.kind, one.call.layer) == (kind, layer):
                 return one.scores
-        there = ", ".join(f"{one.call.kind} {one.call.layer}" for one in self.found)
-        raise KeyError(f"no {kind} layer {layer}; there are: {there}")
+        raise KeyError(f"no {kind} layer {layer}; there are: {self._places()}")
+
+    def _places(self) -> str:
+        return ", ".join(f"{one.call.kind} {one.call.layer}" for one in self.by_call)
 
     def attributed(self, kind: Kind) -> Tensor | None:
         """Of the tokens that are asked."""
@@ -67,8 +68,8 @@ def advantage(
 ) -> Advantages:
     """Which keys the gradient of a loss would attend more, in every head.
 
-    >>> found = lens.advantage(model, tokenizer, ["A man is playing a guitar."])
-    >>> found.of("encoder", 2)[0, 7].sum(0)            # layer 2, head 7: by token
+    >>> pull = lens.advantage(model, tokenizer, ["A man is playing a guitar."])
+    >>> pull.of("encoder", 2)[0, 7].sum(0)            # layer 2, head 7: by token
     >>> towards = lambda outputs, prepared: -outputs.last_hidden_state[:, 0].sum()
     >>> lens.advantage(model, tokenizer, texts, towards)          # any direction of the output
 
@@ -89,21 +90,25 @@ def advantages(model: Any, prepared: PreparedBatch, loss: Loss | None = None) ->
     with watch_embeddings(model, prepared.arguments) as entered:
         with watch(model, calls.append, derivatives=True):
             value = chosen(model(**prepared.arguments, output_hidden_states=True), prepared)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"loss(outputs, prepared) must return one number, got {shape}")
-        wanted = [*(call.output for call in calls), *entered.values()]
-        slopes = torch.autograd.grad(value, wanted, allow_unused=True)
-    found = [_advantage(call, slope) for call, slope in zip(calls, slopes, strict=False)]
-    came = dict(zip(entered, slopes[len(calls) :], strict=True))
-    sides = (("input", prepared.first), ("output", prepared.second))
-    first, second = (
-        None
-        if side not in came or tokens is None
-        else _attribution(entered[side], came[side], tokens)
-        for side, tokens in sides
-    )
-    return Advantages(prepared, found, (first, second))
+        _check_loss(value)
+        variables = [*(call.output for call in calls), *entered.values()]
+        slopes = torch.autograd.grad(value, variables, allow_unused=True)
+    by_call = [_advantage(call, slope) for call, slope in zip(calls, slopes, strict=False)]
+    by_side = dict(zip(entered, slopes[len(calls) :], strict=True))
+
+    def attribute(side: str, tokens: Tokens | None) -> Tensor | None:
+        if side not in by_side or tokens is None:
+            return None
+        return _attribution(entered[side], by_side[side], tokens)
+
+    sides = (attribute("input", prepared.first), attribute("output", prepared.second))
+    return Advantages(prepared, by_call, sides)
+
+
+def _check_loss(value: Any) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"loss(outputs, prepared) must return one number, got {shape}")
 
 
 def _attribution(vectors: Tensor, slope: Tensor | None, tokens: Tokens) -> Tensor:
@@ -154,33 +159,36 @@ def _surprise(logits: Tensor, prepared: PreparedBatch) -> Tensor:
     return means.sum()
 
 
-def advantage_tallies(
-    found: Advantage, prepared: PreparedBatch, attribution: Tensor | None
-) -> Tallies:
-    """advantage: the sum over queries of sum_j |dLoss/ds_j|. advantage_special: the part of it at
-    special tokens. advantage_agreement: the rank correlation, text by text, of what each token
-    would gain with minus gradient x input."""
-    asking, asked = prepared.sides(found.call.kind)
-    counts = asking.real[:, None, :, None]
-    gained = where(counts, found.scores, 0.0)  # (B, H, Q, n)
-    size = gained.abs().sum(2)  # (B, H, n)
-    made = {
-        "advantage": size.sum((0, 2)),
-        "advantage_special": (size * asked.special[:, None]).sum((0, 2)),
-        "advantage_queries": asking.real.sum().double().expand(found.call.heads).clone(),
-    }
-    if attribution is None:
-        return made
+def count_advantage(
+    advantage: Advantage, prepared: PreparedBatch, attribution: Tensor | None
+) -> AdvantageTally:
+    """attribution: minus gradient x input of the tokens that are asked, (B, n)."""
+    asking, asked = prepared.sides(advantage.call.kind)
+    gains = where(asking.real[:, None, :, None], advantage.scores, 0.0)  # (B, H, Q, n)
+    size = gains.abs().sum(2)  # (B, H, n)
+    texts = agreement = None
+    if attribution is not None:
+        texts, agreement = _count_agreement(gains.sum(2), attribution, asked)
+    return AdvantageTally(
+        queries=asking.real.sum().double().expand(advantage.call.heads).clone(),
+        size=size.sum((0, 2)),
+        special=(size * asked.special[:, None]).sum((0, 2)),
+        texts=texts,
+        agreement=agreement,
+    )
+
+
+def _count_agreement(gains: Tensor, attribution: Tensor, asked: Tokens) -> tuple[Tensor, Tensor]:
+    """How many texts can be ranked, and the sum of their rank correlations. gains (B, H, n)"""
     ranked = asked.real & attribution.isfinite()
-    ranks = [
-        rank_correlation(gained[text].sum(1)[:, chosen], attribution[text, chosen])
-        for text, chosen in enumerate(ranked)
-    ]
-    correlation = torch.stack(ranks)  # (B, H), NaN where nothing can be ranked
-    known = correlation.isfinite()
-    made["advantage_agreement"] = where(known, correlation, 0.0).sum(0)
-    made["advantage_texts"] = known.double().sum(0)
-    return made
+    correlations = torch.stack(
+        [
+            rank_correlation(gains[text][:, tokens], attribution[text, tokens])
+            for text, tokens in enumerate(ranked)
+        ]
+    )  # (B, H), NaN where nothing can be ranked
+    finite = correlations.isfinite()
+    return finite.double().sum(0), where(finite, correlations, 0.0).sum(0)
 
 
 def rank_correlation(rows: Tensor, other: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,24 +13,32 @@ from fenchel._solution import Status
 from fenchel.bounds import attack, query_lipschitz
 from fenchel.lens.capture.calls import Call, Choice, watch
 from fenchel.lens.capture.output_projections import Projections
-from fenchel.lens.deviations import MEASURES as DEVIATIONS
 from fenchel.lens.deviations import deviation
-from fenchel.lens.families import FAMILIES, Kind
-from fenchel.lens.heads.advantages import advantage_tallies, advantages
+from fenchel.lens.families import FAMILIES, Kind, place_name
+from fenchel.lens.heads.advantages import advantages, count_advantage
+from fenchel.lens.heads.counting import (
+    CountedCall,
+    count_bounds,
+    count_head_deviation,
+    count_offsets,
+    count_preference,
+    count_weights,
+    count_what_if,
+)
 from fenchel.lens.heads.datasets import Dataset, PreparedBatch
-from fenchel.lens.heads.geometry import fisher_tallies, local_tallies
+from fenchel.lens.heads.geometry import count_fisher, count_local
 from fenchel.lens.heads.settings import AuditSettings
 from fenchel.lens.heads.tallies import (
-    Counted,
+    AttackTally,
+    AttentionTally,
+    DeviationTally,
+    InputTally,
     Tallies,
-    added,
-    certificate_tallies,
-    head_deviation_tallies,
-    preference_tallies,
-    weight_tallies,
-    what_if_tallies,
+    add,
 )
 from fenchel.regularizers import Shannon
+
+T = TypeVar("T")
 
 
 def batches(model: Any, dataset: Dataset, places: Sequence[int]) -> Iterator[PreparedBatch]:
@@ -38,18 +46,38 @@ def batches(model: Any, dataset: Dataset, places: Sequence[int]) -> Iterator[Pre
         yield dataset.prepare(model, group)
 
 
-def chunk_tallies(
+def count_calls(
+    model: Any,
+    prepared: PreparedBatch,
+    count: Callable[[Call], T | None],
+    instead: Choice | None = None,
+) -> dict[str, T]:
+    """What `count` makes of each attention call, by "kind/layer". None: not counted."""
+    records: dict[str, T] = {}
+
+    def on_call(call: Call) -> None:
+        record = count(call)
+        if record is not None:
+            records[place_name(call.kind, call.layer)] = record
+
+    with watch(model, on_call, instead=instead):
+        model(**prepared.arguments)
+    return records
+
+
+def count_chunk(
     model: Any,
     dataset: Dataset,
     places: Sequence[int],
     settings: AuditSettings,
     projections: Projections,
 ) -> Tallies:
-    """The measures of all texts, by "kind/layer/name"."""
-    total: Tallies = {"inputs/0/cut": _one(dataset.cut(model, places))}
+    """The measures of all texts."""
+    total = Tallies(inputs=InputTally(tokens=_one(0), cut=_one(dataset.cut(model, places))))
     for prepared in batches(model, dataset, places):
-        total = added(total, _batch_tallies(model, prepared, settings, projections))
-        total = added(total, {"inputs/0/tokens": _one(int(prepared.first.real.sum()))})
+        total = add(total, Tallies(_count_batch(model, prepared, settings, projections)))
+        tokens = _one(int(prepared.first.real.sum()))
+        total = add(total, Tallies(inputs=InputTally(tokens, cut=_one(0))))
     return total
 
 
@@ -57,85 +85,71 @@ def _one(number: int) -> Tensor:
     return torch.tensor([float(number)], dtype=torch.float64)
 
 
-def over_calls(
-    model: Any,
-    prepared: PreparedBatch,
-    make: Callable[[Call], Tallies],
-    instead: Choice | None = None,
-) -> Tallies:
-    """What `make` counts of each attention call, added up by "kind/layer/name"."""
-    total: Tallies = {}
-
-    def count(call: Call) -> None:
-        made = {f"{call.kind}/{call.layer}/{name}": value for name, value in make(call).items()}
-        total.update(added(total, made))
-
-    with watch(model, count, instead=instead):
-        model(**prepared.arguments)
-    return total
-
-
-def _batch_tallies(
+def _count_batch(
     model: Any, prepared: PreparedBatch, settings: AuditSettings, projections: Projections
-) -> Tallies:
-    known = str(getattr(model.config, "model_type", "")) in FAMILIES
+) -> dict[str, AttentionTally]:
     kinds: dict[Kind, None] = {}
 
-    def make(call: Call) -> Tallies:
+    def count(call: Call) -> AttentionTally | None:
         kinds[call.kind] = None
         if not settings.includes_layer(call.layer):
-            return {}
-        return _call_tallies(call, prepared, settings, projections)
+            return None
+        return _count_call(call, prepared, settings, projections)
 
-    total = over_calls(model, prepared, make)
-    if known and "deviation" in settings.measures:
+    total = count_calls(model, prepared, count)
+    if settings.asks_for("deviation") and str(getattr(model.config, "model_type", "")) in FAMILIES:
         for kind in kinds:
-            total = added(total, _token_deviation_tallies(model, prepared, kind, settings))
+            total = add(total, _count_token_deviations(model, prepared, kind, settings))
     return total
 
 
-def _counted(call: Call, prepared: PreparedBatch, settings: AuditSettings) -> Counted:
-    return Counted(call, *prepared.sides(call.kind), settings.choose_heads(call.heads))
+def _select(call: Call, prepared: PreparedBatch, settings: AuditSettings) -> CountedCall:
+    return CountedCall(call, *prepared.sides(call.kind), settings.choose_heads(call.heads))
 
 
-def _call_tallies(
+def _count_call(
     call: Call, prepared: PreparedBatch, settings: AuditSettings, projections: Projections
-) -> Tallies:
-    counted = _counted(call, prepared, settings)
-    made: Tallies = {"queries": counted.counts.double().sum((0, 2))}
-    if "weights" in settings.measures:
-        made |= weight_tallies(counted)
-    if "what_if" in settings.measures:
-        projection = projections.get((call.kind, call.layer))
-        made |= what_if_tallies(counted, settings.alphas, projection)
-    if "certificate" in settings.measures:
-        made |= certificate_tallies(counted)
-    if "deviation" in settings.measures:
-        made |= preference_tallies(counted) | head_deviation_tallies(counted)
-    return made
+) -> AttentionTally:
+    counted = _select(call, prepared, settings)
+    projection = projections.get((call.kind, call.layer))
+    asked = settings.asks_for
+    return AttentionTally(
+        weights=count_weights(counted) if asked("weights") else None,
+        offsets=count_offsets(counted) if asked("weights") else None,
+        what_if=count_what_if(counted, settings.alphas, projection) if asked("what_if") else None,
+        bounds=count_bounds(counted) if asked("certificate") else None,
+        preference=count_preference(counted) if asked("deviation") else None,
+        head_deviation=count_head_deviation(counted) if asked("deviation") else None,
+    )
 
 
-def _token_deviation_tallies(
+def _count_token_deviations(
     model: Any, prepared: PreparedBatch, kind: Kind, settings: AuditSettings
-) -> Tallies:
+) -> dict[str, AttentionTally]:
     """Of the estimation problem in the space of the tokens, where the family is known."""
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    more = () if kind == "encoder" else ("decoder_input_ids", "decoder_attention_mask")
-    inputs = {
-        name: prepared.arguments[name] for name in (*names, *more) if name in prepared.arguments
-    }
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    names += [] if kind == "encoder" else ["decoder_input_ids", "decoder_attention_mask"]
+    inputs = {name: x for name, x in prepared.arguments.items() if name in names}
     with torch.no_grad():
-        found = deviation(model, inputs, attention=kind)
-    made: Tallies = {}
-    for layer in filter(settings.includes_layer, range(found.layers)):
-        here = f"{kind}/{layer}/token_deviation"
-        heads = settings.choose_heads(found.heads)
-        solved = _by_head(found.codes[layer])[heads] == int(Status.OK)
-        made[f"{here}_count"] = solved.double().sum(1)
-        for name in DEVIATIONS:
-            values = _by_head(getattr(found, name)[layer])[heads]
-            made[f"{here}_{name}"] = where(solved & values.isfinite(), values, 0.0).sum(1)
-    return made
+        deviations = deviation(model, inputs, attention=kind)
+    heads = settings.choose_heads(deviations.heads)
+    tallies = {}
+    for layer in filter(settings.includes_layer, range(deviations.layers)):
+        solved = _by_head(deviations.codes[layer])[heads] == int(Status.OK)
+
+        def total(values: Tensor, layer: int = layer, solved: Tensor = solved) -> Tensor:
+            chosen = _by_head(values[layer])[heads]
+            return where(solved & chosen.isfinite(), chosen, 0.0).sum(1)
+
+        tally = DeviationTally(
+            count=solved.double().sum(1),
+            multiplier=total(deviations.multiplier),
+            mean=total(deviations.mean),
+            mean_shift=total(deviations.mean_shift),
+            parameter=total(deviations.parameter),
+        )
+        tallies[place_name(kind, layer)] = AttentionTally(token_deviation=tally)
+    return tallies
 
 
 def _by_head(x: Tensor) -> Tensor:
@@ -143,67 +157,68 @@ def _by_head(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1)
 
 
-def probe_tallies(
+def count_probe(
     model: Any, dataset: Dataset, places: Sequence[int], settings: AuditSettings
 ) -> Tallies:
     """Fisher information, local constants and advantages of the texts at these places."""
-    total: Tallies = {}
+    total = Tallies()
     for prepared in batches(model, dataset, places):
         if settings.asks_for("geometry", "local"):
-            total = added(total, _geometry(model, prepared, settings))
+            total = add(total, Tallies(_count_geometry(model, prepared, settings)))
         if settings.asks_for("advantage"):
-            total = added(total, _advantages(model, prepared, settings))
+            total = add(total, Tallies(_count_advantages(model, prepared, settings)))
     return total
 
 
-def _geometry(model: Any, prepared: PreparedBatch, settings: AuditSettings) -> Tallies:
-    def make(call: Call) -> Tallies:
+def _count_geometry(
+    model: Any, prepared: PreparedBatch, settings: AuditSettings
+) -> dict[str, AttentionTally]:
+    def count(call: Call) -> AttentionTally | None:
         if not settings.includes_layer(call.layer):
-            return {}
-        counted = _counted(call, prepared, settings)
-        made = fisher_tallies(counted) if settings.asks_for("geometry") else {}
-        return made | (local_tallies(counted) if settings.asks_for("local") else {})
+            return None
+        counted = _select(call, prepared, settings)
+        return AttentionTally(
+            fisher=count_fisher(counted) if settings.asks_for("geometry") else None,
+            local=count_local(counted) if settings.asks_for("local") else None,
+        )
 
-    return over_calls(model, prepared, make)
+    return count_calls(model, prepared, count)
 
 
-def _advantages(model: Any, prepared: PreparedBatch, settings: AuditSettings) -> Tallies:
+def _count_advantages(
+    model: Any, prepared: PreparedBatch, settings: AuditSettings
+) -> dict[str, AttentionTally]:
     pulls = advantages(model, prepared)
-    total: Tallies = {}
-    for one in pulls.found:
-        kind, layer = one.call.kind, one.call.layer
+    tallies = {}
+    for advantage in pulls.by_call:
+        kind, layer = advantage.call.kind, advantage.call.layer
         if settings.includes_layer(layer):
-            chosen = one.select(settings.choose_heads(one.call.heads))
-            made = advantage_tallies(chosen, prepared, pulls.attributed(kind))
-            placed = {f"{kind}/{layer}/{name}": value for name, value in made.items()}
-            total = added(total, placed)
-    return total
+            chosen = advantage.select(settings.choose_heads(advantage.call.heads))
+            tally = count_advantage(chosen, prepared, pulls.attributed(kind))
+            tallies[place_name(kind, layer)] = AttentionTally(advantage=tally)
+    return tallies
 
 
-def attack_tallies(model: Any, dataset: Dataset, place: int, settings: AuditSettings) -> Tallies:
-    """Every certificate of query -> output attacked, with the keys and values of one text.
-
-    attacked and certified: observed and certified constant, whose quotient is the tightness.
-    """
+def count_attack(model: Any, dataset: Dataset, place: int, settings: AuditSettings) -> Tallies:
+    """Every bound of query -> output attacked, with the keys and values of one text."""
     prepared = next(batches(model, dataset, [place]))
 
-    def make(call: Call) -> Tallies:
+    def count(call: Call) -> AttentionTally | None:
         if not settings.includes_layer(call.layer):
-            return {}
+            return None
         keys, values = call.select(settings.choose_heads(call.heads)).repeat_groups()
         real = prepared.sides(call.kind)[1].real[0]
         pairs = [
-            _attacked(k[real], v[real], call.scaling, settings)
+            _attack(k[real], v[real], call.scaling, settings.trials)
             for k, v in zip(keys[0], values[0], strict=True)
         ]
         certified, attacked = torch.tensor(pairs, dtype=torch.float64).T
-        return {"certified": certified, "attacked": attacked}
+        return AttentionTally(attack=AttackTally(certified, attacked))
 
-    return over_calls(model, prepared, make)
+    return Tallies(count_calls(model, prepared, count))
 
 
-def _attacked(
-    keys: Tensor, values: Tensor, scaling: float, settings: AuditSettings
-) -> tuple[float, float]:
-    certificate = query_lipschitz(keys, values, Shannon(1 / scaling))
-    return certificate.value, attack(certificate, settings.trials).observed
+def _attack(keys: Tensor, values: Tensor, scaling: float, trials: int) -> tuple[float, float]:
+    """The bound, and the largest constant that the attack observed."""
+    bound = query_lipschitz(keys, values, Shannon(1 / scaling))
+    return bound.value, attack(bound, trials).observed

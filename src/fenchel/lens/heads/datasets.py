@@ -252,7 +252,7 @@ class Images:
 
 def make_dataset(
     tokenizer: Any, texts: Sequence[Any], targets: Sequence[str] | None = None, **settings: Any
-) -> Dataset:
+) -> Texts | Images:
     """Texts, or images where `tokenizer` is an image processor."""
     if not len(texts):
         raise ValueError("texts must not be empty")

@@ -1,4 +1,4 @@
-"""What an audit is asked for."""
+"""What an audit is asked for, and how it is carried out."""
 
 from __future__ import annotations
 
@@ -63,3 +63,14 @@ class AuditSettings:
         if beyond:
             raise ValueError(f"there are heads 0 to {count - 1}, no head {beyond[0]}")
         return sorted(set(self.heads))
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """What numbers depend on by rounding, or by what is cut: items of a unit of work, tokens of a
+    text at most, the model's dtype, and the threads of each process."""
+
+    chunk: int
+    longest: int
+    dtype: str
+    threads: int
