@@ -37,7 +37,7 @@ def explain_failures(context: typer.Context, go_on: Callable[[], str]) -> Iterat
     """Every failure of input, disk or network as one message, with the way out; go_on: what to do
     to continue."""
     try:
-        with _terminated():
+        with _interrupt_on_sigterm():
             check_environment()
             yield
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def explain_failures(context: typer.Context, go_on: Callable[[], str]) -> Iterat
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
+def _interrupt_on_sigterm() -> Iterator[None]:
     """What schedulers send stops a run as a person does. Only the main thread hears signals."""
     if threading.current_thread() is not threading.main_thread():
         yield

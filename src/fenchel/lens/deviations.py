@@ -91,8 +91,8 @@ def deviation(
     which <t_i, reliability z> + log u_i are the model's own scores, up to a constant.
 
     >>> model, tokenizer = lens.load("build/models/minilm")
-    >>> found = lens.deviation(model, lens.encode(tokenizer, ["A man is playing a guitar."]))
-    >>> found.multiplier[2]                 # layer 2: (batch, head, query), here (1, 12, 9)
+    >>> deviations = lens.deviation(model, lens.encode(tokenizer, ["A man is playing a guitar."]))
+    >>> deviations.multiplier[2]            # layer 2: (batch, head, query), here (1, 12, 9)
 
     The folder holds any BERT or T5 that `from_pretrained` loads; `lens.load` takes a name on the
     Hugging Face hub as well. Needs the extra: pip install "fenchel[hf]".
@@ -155,7 +155,7 @@ class _Table:
 def _compare(problem: LayerProblem) -> tuple[dict[str, Tensor], Tensor]:
     """The measures of the layer against the exact estimates, NaN where there is no solution; and
     the status. Each (B, H, Q)."""
-    problem = problem.reduced()
+    problem = problem.reduce()
     exact = problem.exact()
     apart = problem.first_order().compare(exact)
     measures = {

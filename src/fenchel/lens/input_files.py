@@ -53,7 +53,7 @@ def _lines(path: Path) -> list[str]:
     raw = path.read_bytes()
     if not raw:
         raise ValueError(f"{path} is empty; give a file with one text a line")
-    text = _decoded(path, raw).replace("\r\n", "\n")
+    text = _decode(path, raw).replace("\r\n", "\n")
     return text.removesuffix("\n").split("\n")
 
 
@@ -64,10 +64,10 @@ def _check_file(path: Path) -> None:
         raise FileNotFoundError(f"there is no file {path}; give a text file with one text a line")
 
 
-def _decoded(path: Path, raw: bytes) -> str:
+def _decode(path: Path, raw: bytes) -> str:
     """UTF-8, with a byte order mark or without."""
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        _wrong_encoding(path, "is UTF-16, not UTF-8", "utf-16")
+        _refuse_encoding(path, "is UTF-16, not UTF-8", "utf-16")
     zero = raw.find(b"\0")
     if zero >= 0:
         raise ValueError(
@@ -81,10 +81,10 @@ def _decoded(path: Path, raw: bytes) -> str:
         place = problem.start + (len(raw) - len(problem.object))
         line = raw.count(b"\n", 0, place) + 1
         where = f"is not UTF-8 (byte {place}, 0x{raw[place]:02x}, in line {line})"
-        _wrong_encoding(path, where, "latin1", problem)
+        _refuse_encoding(path, where, "latin1", problem)
 
 
-def _wrong_encoding(
+def _refuse_encoding(
     path: Path, what: str, encoding: str, problem: Exception | None = None
 ) -> NoReturn:
     better = path.with_suffix(f".utf8{path.suffix}")

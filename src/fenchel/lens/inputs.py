@@ -99,13 +99,13 @@ def _ends(mask: Tensor) -> Tensor:
 
 
 def _check(given: dict[str, Any], pair: bool) -> None:
-    known = ("input_ids", "attention_mask", *_SECOND) if pair else _FIRST
-    unknown = sorted(set(given) - set(known))
+    accepted = ("input_ids", "attention_mask", *_SECOND) if pair else _FIRST
+    unknown = sorted(set(given) - set(accepted))
     if unknown:
         also = " and labels" if pair else ""
         raise ValueError(
             f"inputs hold {', '.join(unknown)}, which the audit does not use; "
-            f"it takes {', '.join(known)}{also}"
+            f"it takes {', '.join(accepted)}{also}"
         )
     if "input_ids" not in given:
         raise ValueError(f"inputs must hold input_ids, got {', '.join(given) or 'nothing'}")

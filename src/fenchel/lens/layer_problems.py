@@ -50,7 +50,7 @@ class LayerProblem:
     def _operands(self) -> tuple[Tensor, Tensor | None, Tensor, float]:
         return self.templates, self.preference, self.evidence, self.reliability
 
-    def reduced(self) -> LayerProblem:
+    def reduce(self) -> LayerProblem:
         """The same in n + 1 coordinates, where they are fewer: the span of the templates, and what
         of the evidence is orthogonal to it, which passes into every multiplier unchanged.
 

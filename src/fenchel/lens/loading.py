@@ -36,16 +36,16 @@ def load(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be of {', '.join(DTYPES)}; got {dtype!r}")
-    transformers = transformers_library()
+    transformers = import_transformers()
     check_folder(name)
     # absolute: `.` has a name too, and a folder is never taken for a name on the hub
     source = os.path.abspath(name) if Path(name).is_dir() else str(name)
     if Path(source).is_dir():
         _check_weights(Path(source))
-    with _said(source), quietly(transformers.utils.logging):
+    with _explain_failures(source), silence(transformers.utils.logging):
         raw, _ = transformers.PreTrainedConfig.get_config_dict(source)
-        own_code = _own_code(transformers, source, raw, trust_remote_code)
-        kind = _model_class(transformers, raw, own_code)
+        runs_code = _runs_code(transformers, source, raw, trust_remote_code)
+        kind = _model_class(transformers, raw, runs_code)
         model, info = kind.from_pretrained(
             source,
             dtype=getattr(torch, dtype),
@@ -54,8 +54,8 @@ def load(
             output_loading_info=True,
         )
     _check_complete(source, info)
-    with quietly(transformers.utils.logging):
-        return model.eval(), _reader(transformers, source, model, trust_remote_code)
+    with silence(transformers.utils.logging):
+        return model.eval(), _load_reader(transformers, source, model, trust_remote_code)
 
 
 def check_folder(name: str | Path) -> None:
@@ -71,14 +71,14 @@ def check_folder(name: str | Path) -> None:
         raise FileNotFoundError(f"cannot load {str(name)!r}: the folder does not exist")
 
 
-def transformers_library() -> Any:
+def import_transformers() -> Any:
     from fenchel.hf import library  # says what to install where it is missing
 
     return vars(library)["transformers"]
 
 
 @contextmanager
-def quietly(logs: Any) -> Iterator[None]:
+def silence(logs: Any) -> Iterator[None]:
     """No report of heads that are left out, no retries, no bar beside ours."""
     level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
     hub = logging.getLogger("huggingface_hub")
@@ -152,7 +152,7 @@ def _refuse_pickle(name: str, file: str) -> NoReturn:
 
 
 @contextmanager
-def _said(source: str) -> Iterator[None]:
+def _explain_failures(source: str) -> Iterator[None]:
     """What transformers and safetensors raise, in one line with the way out."""
     from safetensors import SafetensorError
 
@@ -184,10 +184,10 @@ class NeedsCode(ValueError):
     """The model is written in Python code of its own folder."""
 
 
-def _own_code(transformers: Any, source: str, raw: dict[str, Any], trusted: bool) -> bool:
+def _runs_code(transformers: Any, source: str, raw: dict[str, Any], trusted: bool) -> bool:
     """Whether the code of the model's folder runs."""
-    known = raw.get("model_type") in transformers.CONFIG_MAPPING
-    if "auto_map" not in raw or (known and not trusted):
+    is_in_transformers = raw.get("model_type") in transformers.CONFIG_MAPPING
+    if "auto_map" not in raw or (is_in_transformers and not trusted):
         return False
     if not trusted:
         raise NeedsCode(
@@ -198,19 +198,19 @@ def _own_code(transformers: Any, source: str, raw: dict[str, Any], trusted: bool
     return True
 
 
-def _model_class(transformers: Any, raw: dict[str, Any], own_code: bool) -> Any:
+def _model_class(transformers: Any, raw: dict[str, Any], runs_code: bool) -> Any:
     """The class that the configuration names if it writes text or has no head, else AutoModel."""
     weights = str(raw.get("transformers_weights") or "")
     if weights.endswith(_PICKLES):
         raise ValueError(f"its weights are a pickle ({weights}): refused")
-    if own_code:
+    if runs_code:
         names = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
         return getattr(transformers, next((n for n in names if n in raw["auto_map"]), "AutoModel"))
     for name in raw.get("architectures") or ():
-        found: Any = getattr(transformers, str(name), None)
-        known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-        if known and (name.endswith("Model") or found.can_generate()):
-            return found
+        kind: Any = getattr(transformers, str(name), None)
+        is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if is_model and (name.endswith("Model") or kind.can_generate()):
+            return kind
     return transformers.AutoModel
 
 
@@ -225,17 +225,17 @@ def _check_complete(source: str, info: dict[str, Sequence[str]]) -> None:
         )
 
 
-def _reader(transformers: Any, source: str, model: Any, trusted: bool) -> Any:
+def _load_reader(transformers: Any, source: str, model: Any, trusted: bool) -> Any:
     """The tokenizer, or the image processor."""
     given = model.main_input_name
     if given == "pixel_values":
-        return _image_processor(transformers, source, trusted)
+        return _load_image_processor(transformers, source, trusted)
     if given != "input_ids":
         raise ValueError(
             f"{type(model).__name__} reads {given}; looked for texts (input_ids) or images "
             "(pixel_values)"
         )
-    tokenizer = _tokenizer(transformers, source, trusted)
+    tokenizer = _load_tokenizer(transformers, source, trusted)
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -247,7 +247,7 @@ def _reader(transformers: Any, source: str, model: Any, trusted: bool) -> Any:
     return tokenizer
 
 
-def _tokenizer(transformers: Any, source: str, trusted: bool) -> Any:
+def _load_tokenizer(transformers: Any, source: str, trusted: bool) -> Any:
     folder = Path(source)
     # without its files transformers makes an empty tokenizer, that knows no word
     if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZERS):
@@ -262,7 +262,7 @@ def _tokenizer(transformers: Any, source: str, trusted: bool) -> Any:
         raise OSError(f"cannot load the tokenizer of {source}: {first}") from problem
 
 
-def _image_processor(transformers: Any, source: str, trusted: bool) -> Any:
+def _load_image_processor(transformers: Any, source: str, trusted: bool) -> Any:
     try:
         return transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=trusted)
     except (OSError, ValueError, ImportError) as problem:

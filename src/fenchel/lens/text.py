@@ -20,10 +20,10 @@ def sentences(path: Path, count: int) -> list[str]:
     check_whole(count, "count", 1)
     with path.open(encoding="utf-8") as lines:
         texts = (line.partition("\t")[0] if path.suffix == ".tsv" else line for line in lines)
-        found = list(islice((text.strip() for text in texts if text.strip()), count))
-    if not found:
+        chosen = list(islice((text.strip() for text in texts if text.strip()), count))
+    if not chosen:
         raise ValueError(f"{path} holds no sentence")
-    return found
+    return chosen
 
 
 def positions(model: Any) -> int | None:
@@ -56,14 +56,14 @@ def encode(
         one, as in copying it.
     model: that reads them; some tokenizers do not know how much it can.
     """
-    made = tokenizer(
+    encoded = tokenizer(
         list(texts),
         padding=True,
         truncation=True,
         max_length=limit(model, tokenizer, LONGEST),
         return_tensors="pt",
     )
-    inputs = dict(made)
+    inputs = dict(encoded)
     if decoder:
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         hidden = inputs["attention_mask"] == 0

@@ -57,7 +57,7 @@ class Advantages:
     def _places(self) -> str:
         return ", ".join(f"{one.call.kind} {one.call.layer}" for one in self.by_call)
 
-    def attributed(self, kind: Kind) -> Tensor | None:
+    def attribution_of(self, kind: Kind) -> Tensor | None:
         """Of the tokens that are asked."""
         written = kind == "decoder" and self.prepared.second is not None
         return self.attribution[1 if written else 0]

@@ -194,7 +194,7 @@ def _count_advantages(
         kind, layer = advantage.call.kind, advantage.call.layer
         if settings.includes_layer(layer):
             chosen = advantage.select(settings.choose_heads(advantage.call.heads))
-            tally = count_advantage(chosen, prepared, pulls.attributed(kind))
+            tally = count_advantage(chosen, prepared, pulls.attribution_of(kind))
             tallies[place_name(kind, layer)] = AttentionTally(advantage=tally)
     return tallies
 

@@ -48,12 +48,13 @@ class PreparedBatch:
 
     def sides(self, kind: Kind) -> tuple[Tokens, Tokens]:
         """(those that ask, those that are asked)"""
-        own = self.first if kind == "encoder" else self.last
-        return own, self.first if kind == "cross" else own
+        asking = self.first if kind == "encoder" else self.last
+        return asking, self.first if kind == "cross" else asking
 
     def words_of(self, kind: Kind) -> tuple[list[list[str]], list[list[str]]]:
-        own = self.words[0] if kind == "encoder" or self.second is None else self.words[1]
-        return own, self.words[0] if kind == "cross" else own
+        of_input = kind == "encoder" or self.second is None
+        asking = self.words[0] if of_input else self.words[1]
+        return asking, self.words[0] if kind == "cross" else asking
 
 
 class Dataset(Protocol):
@@ -78,7 +79,7 @@ class Dataset(Protocol):
 class Texts:
     """texts through a tokenizer; what is longer than `longest` or than the model allows is cut.
 
-    targets: what an encoder-decoder is to write, one a text; None: it writes `generated` tokens
+    targets: what an encoder-decoder is to write, one per text; None: it writes `generated` tokens
         itself, greedily.
     """
 
@@ -103,7 +104,7 @@ class Texts:
 
     def prepare(self, model: Any, places: Sequence[int]) -> PreparedBatch:
         check_decoder(model, self.targets)
-        inputs = self._encoded(model, [self.texts[place] for place in places])
+        inputs = self._encode(model, [self.texts[place] for place in places])
         first = self._tokens(inputs["input_ids"], inputs["attention_mask"])
         words = self._words(inputs["input_ids"])
         if not getattr(model.config, "is_encoder_decoder", False):
@@ -123,16 +124,16 @@ class Texts:
                 f"text {empty[0]} (from 0) has no tokens, {self.texts[empty[0]]!r}; leave it out"
             )
         by_length = sorted(zip(lengths, places, strict=True))
-        made: list[list[int]] = []
+        groups: list[list[int]] = []
         start = 0
         for length, place in by_length:
             length = min(length, allowed)  # all of the group are padded to it
-            full = not made or len(made[-1]) >= at_once(model, length)
+            full = not groups or len(groups[-1]) >= at_once(model, length)
             if full or length > _STRETCH * start:
-                made.append([])
+                groups.append([])
                 start = length
-            made[-1].append(place)
-        return made
+            groups[-1].append(place)
+        return groups
 
     def cut(self, model: Any, places: Sequence[int]) -> int:
         allowed = limit(model, self.tokenizer, self.longest)
@@ -143,8 +144,8 @@ class Texts:
         rows = self.tokenizer(list(texts), verbose=False)["input_ids"]
         return [len(row) for row in rows]
 
-    def _encoded(self, model: Any, texts: Sequence[str]) -> dict[str, Tensor]:
-        made = self.tokenizer(
+    def _encode(self, model: Any, texts: Sequence[str]) -> dict[str, Tensor]:
+        encoded = self.tokenizer(
             list(texts),
             padding=True,
             padding_side="right",  # positions count from the first token
@@ -153,7 +154,7 @@ class Texts:
             return_tensors="pt",
         )
         device = next(model.parameters()).device
-        return {name: value.to(device) for name, value in made.items()}
+        return {name: value.to(device) for name, value in encoded.items()}
 
     def _tokens(self, ids: Tensor, mask: Tensor) -> Tokens:
         special = torch.tensor(sorted(self.tokenizer.all_special_ids), device=ids.device)
@@ -174,11 +175,11 @@ class Texts:
     ) -> dict[str, Tensor]:
         """The target, moved on by one; or what the model writes itself, greedily."""
         if self.targets is None:
-            made = self._generated(model, inputs, tuple(places))
-            labels, start = made[:, 1:], made[:, :1]
+            tokens = self._generate(model, inputs, tuple(places))
+            labels, start = tokens[:, 1:], tokens[:, :1]
             real = _until_end(labels, _ends(model, self.tokenizer)).long()
         else:
-            encoded = self._encoded(model, [self.targets[place] for place in places])
+            encoded = self._encode(model, [self.targets[place] for place in places])
             labels, real = encoded["input_ids"], encoded["attention_mask"]
             empty = [place for place, row in zip(places, real, strict=True) if not row.any()]
             if empty:
@@ -190,7 +191,7 @@ class Texts:
             "decoder_attention_mask": real,
         }
 
-    def _generated(
+    def _generate(
         self, model: Any, inputs: Mapping[str, Tensor], places: tuple[int, ...]
     ) -> Tensor:
         """Remembered: a probe is asked for again and again."""
@@ -243,10 +244,10 @@ class Images:
         return 0  # the processor resizes
 
     def pixels(self, model: Any, places: Sequence[int]) -> Tensor:
-        pictures = [opened(self.paths[place]) for place in places]
-        made = self.processor(images=pictures, return_tensors="pt")
+        pictures = [open_image(self.paths[place]) for place in places]
+        processed = self.processor(images=pictures, return_tensors="pt")
         first = next(model.parameters())
-        pixels: Tensor = made["pixel_values"].to(first.device, first.dtype)
+        pixels: Tensor = processed["pixel_values"].to(first.device, first.dtype)
         return pixels
 
 
@@ -276,7 +277,7 @@ def check_decoder(model: Any, targets: Sequence[str] | None) -> None:
         raise ValueError(f"{type(model).__name__} has no head that writes text: give targets")
 
 
-def opened(path: Path) -> Any:
+def open_image(path: Path) -> Any:
     """A PIL image in three colours."""
     from PIL import Image, UnidentifiedImageError
 
@@ -319,9 +320,9 @@ def at_once(model: Any, tokens: int) -> int:
 def heads(model: Any) -> int:
     """Only how much is done at once depends on it."""
     for name in ("num_attention_heads", "num_heads", "n_head", "encoder_attention_heads"):
-        found = getattr(model.config, name, None)
-        if isinstance(found, int):
-            return found
+        count = getattr(model.config, name, None)
+        if isinstance(count, int):
+            return count
     return 16
 
 
@@ -333,15 +334,15 @@ def _until_end(labels: Tensor, ends: Sequence[int]) -> Tensor:
 
 def _ends(model: Any, tokenizer: Any) -> list[int]:
     for config in (getattr(model, "generation_config", None), model.config):
-        found = getattr(config, "eos_token_id", None)
-        if found is not None:
-            return [found] if isinstance(found, int) else list(found)
+        ends = getattr(config, "eos_token_id", None)
+        if ends is not None:
+            return [ends] if isinstance(ends, int) else list(ends)
     return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
 
 def _start(model: Any, tokenizer: Any) -> int:
     for config in (getattr(model, "generation_config", None), model.config):
-        found = getattr(config, "decoder_start_token_id", None)
-        if found is not None:
-            return int(found)
+        start = getattr(config, "decoder_start_token_id", None)
+        if start is not None:
+            return int(start)
     return int(tokenizer.pad_token_id)

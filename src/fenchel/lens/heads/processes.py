@@ -97,17 +97,17 @@ def carry_out(
     units = list(run.units())
     if team.is_main:
         store.open(resume)
-        stored = _stored(store, units)
+        stored = _stored_names(store, units)
     team.wait()
     if not team.is_main:
         store.join()
-        stored = _stored(store, units)
+        stored = _stored_names(store, units)
     begin(units, stored)
     run.work(team.takes, lambda unit: None if unit.name in stored else advance(unit))
     team.wait()
     return run.audit() if team.is_main else None
 
 
-def _stored(store: Store, units: Sequence[WorkUnit]) -> set[str]:
+def _stored_names(store: Store, units: Sequence[WorkUnit]) -> set[str]:
     """Names of units that are whole; a damaged one is set aside."""
     return {unit.name for unit in units if store.load(unit.name) is not None}

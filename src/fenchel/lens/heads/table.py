@@ -164,7 +164,7 @@ class Audit:
             return None
         moves = self.tallies.recipe
         order: tuple[str, ...] = ("probe", "unseen")
-        moved = {name: _moved(moves[name]) for name in order if name in moves}
+        moved = {name: _summarise_moves(moves[name]) for name in order if name in moves}
         kept = _mean([row["recipe_kept"] for row in self.rows()])
         return RecipeFacts(self.facts.settings.tolerance, moved, kept)
 
@@ -223,20 +223,20 @@ class Audit:
             columns=[_describe(column) for column in self.columns()],
             rows=rows,
             histograms={name: _histograms(tally) for name, tally in weights.items()},
-            agreement={name: _listed(mean_agreement(tally)) for name, tally in weights.items()},
+            agreement={name: _to_table(mean_agreement(tally)) for name, tally in weights.items()},
             spectra={
-                name: _listed(spectrum(t.fisher))
+                name: _to_table(spectrum(t.fisher))
                 for name, t in tallies.items()
                 if t.fisher is not None
             },
             preference={
-                name: OffsetPreference(_OFFSETS, _listed(log_preference(t.preference)))
+                name: OffsetPreference(_OFFSETS, _to_table(log_preference(t.preference)))
                 for name, t in tallies.items()
                 if t.preference is not None
             },
             offsets={
                 name: OffsetMass(
-                    _OFFSETS, _listed(t.offsets.mass / t.offsets.queries.clamp_min(1)[:, None])
+                    _OFFSETS, _to_table(t.offsets.mass / t.offsets.queries.clamp_min(1)[:, None])
                 )
                 for name, t in tallies.items()
                 if t.offsets is not None
@@ -288,7 +288,7 @@ def _switched_model(alpha: str, tally: OutputTally, kept: list[float | None]) ->
     )
 
 
-def _moved(tally: MoveTally) -> Moved:
+def _summarise_moves(tally: MoveTally) -> Moved:
     return Moved(
         texts=int(tally.texts),
         root_mean_square=_round(float((tally.square / tally.texts).sqrt())),
@@ -321,7 +321,7 @@ def _mean(values: list[float]) -> float | None:
     return _round(sum(finite) / len(finite)) if finite else None
 
 
-def _listed(table: Tensor) -> Table:
+def _to_table(table: Tensor) -> Table:
     return [[_number(x) for x in row] for row in table.tolist()]
 
 

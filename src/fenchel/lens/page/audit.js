@@ -18,16 +18,16 @@ function buildEverywhere() {
 
 function recipeColumns() {
   const heads = new Map(audit.recipe.heads.map((head) => [keyOf(head), head]));
-  const made = (name, title, explain) => ({name, title, explain, unit: "", scale: "linear",
+  const column = (name, title, explain) => ({name, title, explain, unit: "", scale: "linear",
     value: (row) => heads.get(keyOf(row))?.[name] ?? null});
-  return [made("alpha", "α", "The α that the recipe gives this head; 1 is softmax."),
-    made("kept", "share of links kept", "The share of this head's links that stay above zero.")];
+  return [column("alpha", "α", "The α that the recipe gives this head; 1 is softmax."),
+    column("kept", "share of links kept", "The share of this head's links that stay above zero.")];
 }
 
 // moved: {"probe" | "unseen": {texts, root_mean_square, largest}}.
 function movedBy(moved) {
-  return Object.entries(moved).map(([which, found]) => `${percent(found.root_mean_square)} ` +
-    `(at most ${percent(found.largest)}) on ${found.texts} ${which === "probe" ? "of the probe" : which}`)
+  return Object.entries(moved).map(([which, move]) => `${percent(move.root_mean_square)} ` +
+    `(at most ${percent(move.largest)}) on ${move.texts} ${which === "probe" ? "of the probe" : which}`)
     .join(" and by ");
 }
 

@@ -38,7 +38,7 @@ def place(row: Row, document: Document) -> Piece:
     return Piece(f"{kind}layer {row.layer} head {row.head}", f"{row.kind}/{row.layer}/{row.head}")
 
 
-def measured(rows: Iterable[Row], column: str) -> list[Row]:
+def rows_with(rows: Iterable[Row], column: str) -> list[Row]:
     return [row for row in rows if row.get(column) is not None]
 
 
@@ -62,7 +62,7 @@ def percent(share: float) -> str:
 
 def _first(document: Document, *names: str) -> str | None:
     """The first of these columns that was measured for some head."""
-    return next((name for name in names if measured(document.rows, name)), None)
+    return next((name for name in names if rows_with(document.rows, name)), None)
 
 
 def _map(text: str, column: str) -> Piece:
@@ -70,7 +70,7 @@ def _map(text: str, column: str) -> Piece:
 
 
 def _special(document: Document) -> Iterator[Fact]:
-    rows = measured(document.rows, "mass_special")
+    rows = rows_with(document.rows, "mass_special")
     if rows:
         many = sum(row["mass_special"] > _HALF for row in rows)
         heads = _map(f"{many} of {len(rows)} heads", "mass_special")
@@ -79,7 +79,7 @@ def _special(document: Document) -> Iterator[Fact]:
 
 
 def _looks(document: Document) -> Iterator[Fact]:
-    rows = measured(document.rows, "effective_support")
+    rows = rows_with(document.rows, "effective_support")
     if rows:
         middle = number(median(row["effective_support"] for row in rows))
         what = "patches" if document.inputs.what == "images" else "tokens"
@@ -91,11 +91,11 @@ def _extremes(document: Document) -> Iterator[Fact]:
     near, wide = _first(document, "distance"), _first(document, "entropy_share", "entropy")
     pieces: list[Piece] = []
     if near is not None:
-        row = min(measured(document.rows, near), key=lambda row: row[near])
+        row = min(rows_with(document.rows, near), key=lambda row: row[near])
         reach = f" (its keys are {_apart(row[near], document)} on average)"
         pieces += [Piece("Most local: "), place(row, document), Piece(reach)]
     if wide is not None:
-        row = max(measured(document.rows, wide), key=lambda row: row[wide])
+        row = max(rows_with(document.rows, wide), key=lambda row: row[wide])
         pieces += [Piece("; most diffuse: " if pieces else "Most diffuse: "), place(row, document)]
     if pieces:
         yield (*pieces, Piece("."))
@@ -132,7 +132,7 @@ def _certified(document: Document) -> Iterator[Fact]:
     column = _first(document, "largest_bound")
     if column is not None:
         one = "image" if document.inputs.what == "images" else "text"
-        rows = sorted(measured(document.rows, column), key=lambda row: row[column])
+        rows = sorted(rows_with(document.rows, column), key=lambda row: row[column])
         low, high = rows[0], rows[-1]
         mean = high.get("bound")
         yield (
