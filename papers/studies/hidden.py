@@ -12,7 +12,7 @@ from torch import Tensor
 from fenchel.lens.capture.evaluation import evaluating
 from fenchel.lens.families import find_attentions
 from fenchel.lens.inputs import Batch
-from fenchel.lens.text import encode
+from fenchel.lens.tokenizing import encode
 from fenchel.measures import Empirical, wasserstein1
 
 _ROOM = 4096  # tokens of one pass, padding counted

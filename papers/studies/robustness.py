@@ -30,7 +30,7 @@ from fenchel.bounds.domain import Ball
 from fenchel.bounds.perturbation import move_bound
 from fenchel.lens.families import family_of, find_attentions
 from fenchel.lens.head_bounds import HeadInputs, capture_head_inputs
-from fenchel.lens.text import encode
+from fenchel.lens.tokenizing import encode
 from fenchel.measures import Dot, Empirical, wasserstein1
 from papers.checks import check_whole
 from papers.studies.documents import quantiles, rounded

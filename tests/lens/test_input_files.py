@@ -3,6 +3,7 @@
 import pytest
 from PIL import Image
 
+from fenchel import lens
 from fenchel.lens.input_files import draw_places, read_images, read_targets, read_texts
 
 
@@ -83,3 +84,21 @@ def test_images_by_name(tmp_path):
         read_images(tmp_path)
     with pytest.raises(NotADirectoryError, match="does not exist"):
         read_images(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "some.tsv"
+    path.write_text("a man is playing\t1\n\n the guitar \t0\nnobody knew it\t1\n", encoding="utf-8")
+    return path
+
+
+def test_sentences(text):
+    assert lens.sentences(text, 2) == ["a man is playing", "the guitar"]
+    assert len(lens.sentences(text, 100)) == 3
+    with pytest.raises(ValueError, match="count must be"):
+        lens.sentences(text, 0)
+    empty = text.with_name("empty.txt")
+    empty.write_text("\n \n", encoding="utf-8")
+    with pytest.raises(ValueError, match="holds no sentence"):
+        lens.sentences(empty, 1)

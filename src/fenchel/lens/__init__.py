@@ -13,9 +13,10 @@ from fenchel.lens.heads.auditing import AuditRun, audit
 from fenchel.lens.heads.settings import MEASURES, AuditSettings
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.table import Audit
+from fenchel.lens.input_files import sentences
 from fenchel.lens.layer_problems import LayerProblem, problems
 from fenchel.lens.loading import load
-from fenchel.lens.text import encode, sentences
+from fenchel.lens.tokenizing import encode
 
 __all__ = [
     "MEASURES",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,22 +13,29 @@ from fenchel._numerics import check_whole
 _IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
+def sentences(path: Path, count: int) -> list[str]:
+    """The first `count` lines that are not empty; of a .tsv the first column."""
+    check_whole(count, "count", 1)
+    with path.open(encoding="utf-8") as lines:
+        chosen = list(islice(_texts(path, lines), count))
+    if not chosen:
+        raise ValueError(f"{path} holds no sentence")
+    return chosen
+
+
 def read_texts(path: Path, sample: int | None = None, seed: int = 0) -> list[str]:
-    """One text a line, blank lines left out; of a .tsv the first column.
+    """One text per line, blank lines left out; of a .tsv the first column.
 
     sample: so many of them, drawn with the seed, in the file's order; None: all.
     """
-    lines = _lines(path)
-    if path.suffix == ".tsv":
-        lines = [line.partition("\t")[0] for line in lines]
-    texts = [line.strip() for line in lines if line.strip()]
+    texts = list(_texts(path, _lines(path)))
     if not texts:
         raise ValueError(f"{path} holds only blank lines; give a file with one text a line")
     return [texts[place] for place in draw_places(len(texts), sample, seed)]
 
 
 def read_targets(path: Path, count: int) -> list[str]:
-    """One target a line for each of `count` texts; a blank line is an empty target.
+    """One target per line for each of `count` texts; a blank line is an empty target.
 
     Where only some texts are taken, `draw_places` says which, of the texts and of their targets.
     """
@@ -46,6 +55,14 @@ def draw_places(count: int, sample: int | None, seed: int = 0) -> list[int]:
     if sample is None or sample >= count:
         return list(range(count))
     return sorted(random.Random(seed).sample(range(count), sample))
+
+
+def _texts(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    """What is not blank, without space around it; of a .tsv the first column."""
+    for line in lines:
+        text = line.partition("\t")[0] if path.suffix == ".tsv" else line
+        if text.strip():
+            yield text.strip()
 
 
 def _lines(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel.lens.families import Kind, family_of
-from fenchel.lens.text import positions
+from fenchel.lens.tokenizing import position_limit
 
 _FIRST = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 _SECOND = ("decoder_input_ids", "decoder_attention_mask")
@@ -123,7 +123,7 @@ def _check(given: dict[str, Any], pair: bool) -> None:
 
 def _check_length(model: Any, *ids: Tensor) -> None:
     """A token without a position would end deep inside the model."""
-    most, given = positions(model), max(x.shape[1] for x in ids)
+    most, given = position_limit(model), max(x.shape[1] for x in ids)
     if most is not None and given > most:
         raise ValueError(
             f"inputs have {given} tokens, but {type(model).__name__} reads at most {most}; cut "

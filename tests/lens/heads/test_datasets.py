@@ -6,7 +6,7 @@ import transformers as hf
 
 from fenchel.lens.heads import datasets as rooms
 from fenchel.lens.heads.datasets import Images, Texts, grid, make_dataset
-from fenchel.lens.text import limit
+from fenchel.lens.tokenizing import token_limit
 from tests.lens.architectures import SMALL, build, pictures, processor, tokenizer
 
 TEXTS = ["a b c d e f g h", "a", "b c", "d e f", "g h i j k", "l m n o p q", "r s", ""]
@@ -27,17 +27,17 @@ def roberta(positions):
 
 def test_the_tightest_limit_holds():
     wide = tokenizer("bert")
-    assert limit(bert(64), wide, 512) == 64
-    assert limit(bert(64), wide, 10) == 10
-    assert limit(bert(64), tokenizer("bert", model_max_length=20), 512) == 20
-    assert limit(build("llama"), wide, 100_000) == 2048  # rotary: by the configuration
-    assert limit(build("gpt2"), wide, 100_000) == 1024
+    assert token_limit(bert(64), wide, 512) == 64
+    assert token_limit(bert(64), wide, 10) == 10
+    assert token_limit(bert(64), tokenizer("bert", model_max_length=20), 512) == 20
+    assert token_limit(build("llama"), wide, 100_000) == 2048  # rotary: by the configuration
+    assert token_limit(build("gpt2"), wide, 100_000) == 1024
 
 
 def test_positions_of_roberta_begin_after_its_padding():
     """A table of 12 with padding 1 has places 2 to 11."""
     model = roberta(12)
-    assert limit(model, tokenizer("bert"), 512) == 10
+    assert token_limit(model, tokenizer("bert"), 512) == 10
     shown = Texts(tokenizer("bert"), [" ".join("a" * 30)]).prepare(model, [0])
     assert shown.arguments["input_ids"].shape == (1, 10)
     with torch.no_grad():

@@ -13,7 +13,7 @@ from torch import Tensor
 from fenchel._numerics import check_whole
 from fenchel.lens.capture.evaluation import evaluating
 from fenchel.lens.families import Kind
-from fenchel.lens.text import LONGEST, limit
+from fenchel.lens.tokenizing import LONGEST, token_limit
 
 _ENTRIES = 2**18  # numbers of the weights of one layer that are held at once
 _REMEMBERED = 64  # groups of texts whose generated tokens are kept
@@ -116,7 +116,7 @@ class Texts:
 
     def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
         """Texts of like length together, so that little is padding."""
-        allowed = limit(model, self.tokenizer, self.longest)
+        allowed = token_limit(model, self.tokenizer, self.longest)
         lengths = self._lengths([self.texts[place] for place in places])
         empty = [place for length, place in zip(lengths, places, strict=True) if not length]
         if empty:
@@ -136,7 +136,7 @@ class Texts:
         return groups
 
     def cut(self, model: Any, places: Sequence[int]) -> int:
-        allowed = limit(model, self.tokenizer, self.longest)
+        allowed = token_limit(model, self.tokenizer, self.longest)
         lengths = self._lengths([self.texts[place] for place in places])
         return sum(length > allowed for length in lengths)
 
@@ -150,7 +150,7 @@ class Texts:
             padding=True,
             padding_side="right",  # positions count from the first token
             truncation=True,
-            max_length=limit(model, self.tokenizer, self.longest),
+            max_length=token_limit(model, self.tokenizer, self.longest),
             return_tensors="pt",
         )
         device = next(model.parameters()).device

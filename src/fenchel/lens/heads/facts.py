@@ -9,7 +9,7 @@ from fenchel.lens.document import InputFacts, ModelFacts
 from fenchel.lens.families import Kind, place_name
 from fenchel.lens.heads.datasets import Dataset, Images, Texts, grid
 from fenchel.lens.heads.settings import AuditSettings, ExecutionSettings
-from fenchel.lens.text import limit
+from fenchel.lens.tokenizing import token_limit
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def describe_model(
 def complete_inputs(inputs: InputFacts, model: Any, dataset: Dataset, counted: bool) -> InputFacts:
     """With the limit of a text, and with the counts where no measure saw all texts."""
     if isinstance(dataset, Texts):
-        inputs = replace(inputs, longest=limit(model, dataset.tokenizer, dataset.longest))
+        inputs = replace(inputs, longest=token_limit(model, dataset.tokenizer, dataset.longest))
     if counted:
         return inputs
     cut = dataset.cut(model, range(len(dataset)))
