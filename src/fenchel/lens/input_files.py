@@ -30,7 +30,7 @@ def read_texts(path: Path, sample: int | None = None, seed: int = 0) -> list[str
     """
     texts = list(_texts(path, _lines(path)))
     if not texts:
-        raise ValueError(f"{path} holds only blank lines; give a file with one text a line")
+        raise ValueError(f"{path} holds only blank lines; give a file with one text per line")
     return [texts[place] for place in draw_places(len(texts), sample, seed)]
 
 
@@ -42,7 +42,7 @@ def read_targets(path: Path, count: int) -> list[str]:
     targets = [line.strip() for line in _lines(path)]
     if len(targets) != count:
         raise ValueError(
-            f"{path} holds {len(targets)} targets for {count} texts; give one line a text (blank "
+            f"{path} holds {len(targets)} targets for {count} texts; give one line per text (blank "
             "lines among the texts are left out and have no target)"
         )
     return targets
@@ -69,16 +69,16 @@ def _lines(path: Path) -> list[str]:
     _check_file(path)
     raw = path.read_bytes()
     if not raw:
-        raise ValueError(f"{path} is empty; give a file with one text a line")
+        raise ValueError(f"{path} is empty; give a file with one text per line")
     text = _decode(path, raw).replace("\r\n", "\n")
     return text.removesuffix("\n").split("\n")
 
 
 def _check_file(path: Path) -> None:
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a text file with one text a line")
+        raise IsADirectoryError(f"{path} is a folder; give a text file with one text per line")
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}; give a text file with one text a line")
+        raise FileNotFoundError(f"there is no file {path}; give a text file with one text per line")
 
 
 def _decode(path: Path, raw: bytes) -> str:
@@ -88,8 +88,8 @@ def _decode(path: Path, raw: bytes) -> str:
     zero = raw.find(b"\0")
     if zero >= 0:
         raise ValueError(
-            f"{path} is a binary file (byte {zero} is zero); give plain text in UTF-8, one text a "
-            "line"
+            f"{path} is a binary file (byte {zero} is zero); give plain text in UTF-8, one text "
+            "per line"
         )
     try:
         return raw.decode("utf-8-sig")

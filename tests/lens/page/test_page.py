@@ -14,7 +14,7 @@ import pytest
 
 from fenchel.lens.document import Document
 from fenchel.lens.page import render, write
-from fenchel.lens.page.facts import facts, number, percent
+from fenchel.lens.page.sentences import make_sentences, number, percent
 from tests.lens.page.document import document, image_document
 
 HOSTILE = "</script><script>window.hacked=1</script><!-- &lt; \u2028\u2029 \" ' ]]> \0 é 𝛼 <b>"
@@ -145,7 +145,9 @@ def test_half_a_surrogate_pair_can_be_written(tmp_path: Any) -> None:
 
 
 def said(made: dict[str, Any]) -> list[str]:
-    return ["".join(piece.text for piece in fact) for fact in facts(Document.from_json(made))]
+    return [
+        "".join(piece.text for piece in fact) for fact in make_sentences(Document.from_json(made))
+    ]
 
 
 def test_the_sentences_hold_the_rows_numbers() -> None:
@@ -174,7 +176,12 @@ def test_every_link_of_a_sentence_leads_somewhere() -> None:
     made = document({"encoder": 2, "decoder": 2, "cross": 2})
     heads = {f"{row['kind']}/{row['layer']}/{row['head']}" for row in made["rows"]}
     maps = {f"map/{column['name']}" for column in made["columns"]}
-    links = {piece.link for fact in facts(Document.from_json(made)) for piece in fact if piece.link}
+    links = {
+        piece.link
+        for fact in make_sentences(Document.from_json(made))
+        for piece in fact
+        if piece.link
+    }
     assert links <= heads | maps | {"everywhere", "recipe"}
     assert links & heads
     assert links & maps

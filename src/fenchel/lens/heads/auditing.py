@@ -1,6 +1,9 @@
-"""The audit: every head of a model over many texts, in units of work, with memory that does not
-grow. The units follow from the texts and the settings alone, and are added in their order, so that
-the result does not depend on who made them, or in how many sittings."""
+"""The audit of every head of a model over many texts.
+
+The work is cut into units, so that memory does not grow with the number of texts. The units follow
+from the texts and the settings alone and are added in their order. So the result depends neither on
+which process counted them nor on how often the audit was interrupted.
+"""
 
 from __future__ import annotations
 

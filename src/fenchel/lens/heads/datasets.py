@@ -22,7 +22,8 @@ _STRETCH = 1.4  # longest over shortest of the texts that are padded to one leng
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Of the sequence that asks or of the one that is asked: real (B, n), special (B, n)."""
+    """Of the sequence that asks or of the one that is asked. real (B, n): not padding; special (B, n):
+    such as [CLS]."""
 
     real: Tensor
     special: Tensor
@@ -77,7 +78,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """texts through a tokenizer; what is longer than `longest` or than the model allows is cut.
+    """Texts through a tokenizer; what is longer than `longest` or than the model allows is cut.
 
     targets: what an encoder-decoder is to write, one per text; None: it writes `generated` tokens
         itself, greedily.
@@ -109,7 +110,7 @@ class Texts:
         words = self._words(inputs["input_ids"])
         if not getattr(model.config, "is_encoder_decoder", False):
             return PreparedBatch(inputs, first, None, (words,))
-        more = self._written(model, inputs, places)
+        more = self._decoder_inputs(model, inputs, places)
         second = self._tokens(more["decoder_input_ids"], more["decoder_attention_mask"])
         written = self._words(more["decoder_input_ids"])
         return PreparedBatch(inputs | more, first, second, (words, written))
@@ -170,7 +171,7 @@ class Texts:
         read: str = self.tokenizer.decode([number])
         return read if read.strip() else str(self.tokenizer.convert_ids_to_tokens(number))
 
-    def _written(
+    def _decoder_inputs(
         self, model: Any, inputs: Mapping[str, Tensor], places: Sequence[int]
     ) -> dict[str, Tensor]:
         """The target, moved on by one; or what the model writes itself, greedily."""
@@ -307,7 +308,7 @@ def grid(model: Any, pixels: Tensor) -> tuple[int, int, int]:
     if before < 0:
         raise ValueError(
             f"{type(model).__name__} makes {count} tokens of {rows} x {columns} patches; looked "
-            "for a token a patch, after special ones"
+            "for one token per patch, after special ones"
         )
     return before, rows, columns
 

@@ -1,4 +1,4 @@
-"""What an audit has counted so far, on disk: one file a unit of work, written whole or not at all.
+"""What an audit has counted so far, on disk: one file per unit of work, whole or not at all.
 
 A run that is killed loses the unit it was at. A file that does not match its checksum is set aside
 and its unit run again. The checksum counts the settings in, so that no unit of another audit is

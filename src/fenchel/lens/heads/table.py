@@ -1,4 +1,4 @@
-"""An audit's sums as a table: one row a head."""
+"""An audit's sums as a table: one row per head."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
 from fenchel.lens.document import ColumnFacts, Document, ShownRecipe
-from fenchel.lens.page.facts import number
+from fenchel.lens.page.sentences import number
 from fenchel.lens.pictures.draw import FAINT, INK, LIGHT, PAPER
 
 Array = NDArray[np.float64]

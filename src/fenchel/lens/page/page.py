@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from fenchel.lens.document import Document
 from fenchel.lens.files import write_whole
-from fenchel.lens.page.facts import facts
+from fenchel.lens.page.sentences import make_sentences
 
 # One script, in this order: what comes later uses what came before.
 _SCRIPTS = (
@@ -44,7 +44,7 @@ def render(document: Document) -> str:
         model=document.model,
         inputs=document.inputs,
         version=document.fenchel,
-        facts=facts(document),
+        sentences=make_sentences(document),
         policy=_policy(style, script),
         style=Markup(style),
         script=Markup(script),

@@ -22,13 +22,21 @@ class Piece(NamedTuple):
     link: str | None = None
 
 
-Fact = tuple[Piece, ...]
+Sentence = tuple[Piece, ...]
 
 
-def facts(document: Document) -> list[Fact]:
-    """At most six sentences; those whose numbers were not measured are left out."""
-    makers = (_special, _looks, _extremes, _everywhere, _certified, _recipe, _alike)
-    return [fact for make in makers for fact in make(document)][:MOST]
+def make_sentences(document: Document) -> list[Sentence]:
+    """At most six; those whose numbers were not measured are left out."""
+    makers = (
+        _on_special_tokens,
+        _on_support,
+        _on_extremes,
+        _on_switched_model,
+        _on_bounds,
+        _on_recipe,
+        _on_agreement,
+    )
+    return [sentence for make in makers for sentence in make(document)][:MOST]
 
 
 def place(row: Row, document: Document) -> Piece:
@@ -69,7 +77,7 @@ def _map(text: str, column: str) -> Piece:
     return Piece(text, f"map/{quote(column, safe='')}")
 
 
-def _special(document: Document) -> Iterator[Fact]:
+def _on_special_tokens(document: Document) -> Iterator[Sentence]:
     rows = rows_with(document.rows, "mass_special")
     if rows:
         many = sum(row["mass_special"] > _HALF for row in rows)
@@ -78,7 +86,7 @@ def _special(document: Document) -> Iterator[Fact]:
         yield (heads, Piece(f" {verb} more than half of the weight on special tokens."))
 
 
-def _looks(document: Document) -> Iterator[Fact]:
+def _on_support(document: Document) -> Iterator[Sentence]:
     rows = rows_with(document.rows, "effective_support")
     if rows:
         middle = number(median(row["effective_support"] for row in rows))
@@ -87,12 +95,12 @@ def _looks(document: Document) -> Iterator[Fact]:
         yield (start, _map(f"{middle} {what}", "effective_support"), Piece("."))
 
 
-def _extremes(document: Document) -> Iterator[Fact]:
+def _on_extremes(document: Document) -> Iterator[Sentence]:
     near, wide = _first(document, "distance"), _first(document, "entropy_share", "entropy")
     pieces: list[Piece] = []
     if near is not None:
         row = min(rows_with(document.rows, near), key=lambda row: row[near])
-        reach = f" (its keys are {_apart(row[near], document)} on average)"
+        reach = f" (its keys are {_describe_distance(row[near], document)} on average)"
         pieces += [Piece("Most local: "), place(row, document), Piece(reach)]
     if wide is not None:
         row = max(rows_with(document.rows, wide), key=lambda row: row[wide])
@@ -101,14 +109,14 @@ def _extremes(document: Document) -> Iterator[Fact]:
         yield (*pieces, Piece("."))
 
 
-def _apart(distance: float, document: Document) -> str:
+def _describe_distance(distance: float, document: Document) -> str:
     """Patches lie on a grid, but their distance is that of their places in the sequence."""
     if document.inputs.what == "images":
         return f"{number(distance)} patches away, in reading order,"
     return f"{number(distance)} tokens away"
 
 
-def _everywhere(document: Document) -> Iterator[Fact]:
+def _on_switched_model(document: Document) -> Iterator[Sentence]:
     for model in document.everywhere[:1]:
         start = Piece(f"alpha {model.alpha:g} everywhere", "everywhere")
         kept = ("{} of the links are kept", model.kept)
@@ -127,7 +135,7 @@ def _root_mean_square(moved: dict[str, Moved]) -> float | None:
     return None if texts is None else texts.root_mean_square
 
 
-def _certified(document: Document) -> Iterator[Fact]:
+def _on_bounds(document: Document) -> Iterator[Sentence]:
     """Only the largest bound of any text holds for all of them: a mean is no bound."""
     column = _first(document, "largest_bound")
     if column is not None:
@@ -144,12 +152,12 @@ def _certified(document: Document) -> Iterator[Fact]:
         )
 
 
-def _recipe(document: Document) -> Iterator[Fact]:
+def _on_recipe(document: Document) -> Iterator[Sentence]:
     recipe = document.recipe
     if recipe is None:
         return
     if recipe.kept is not None and 1 - recipe.kept < _LITTLE:
-        yield _little(recipe, 1 - recipe.kept)
+        yield _on_small_recipe(recipe, 1 - recipe.kept)
         return
     moved = ("moves the output by {}", _root_mean_square(recipe.moved))
     words = _shares(("keeps {} of the links", recipe.kept), moved)
@@ -157,7 +165,7 @@ def _recipe(document: Document) -> Iterator[Fact]:
         yield (Piece("The "), Piece("recipe", "recipe"), Piece(f" {words}."))
 
 
-def _little(recipe: ShownRecipe, share: float) -> Fact:
+def _on_small_recipe(recipe: ShownRecipe, share: float) -> Sentence:
     """Of a recipe that leaves the model almost as it is. share: of the links, saved."""
     heads = recipe.heads
     many = sum(head.alpha is not None and head.alpha > 1 for head in heads)
@@ -171,7 +179,7 @@ def _little(recipe: ShownRecipe, share: float) -> Fact:
     )
 
 
-def _alike(document: Document) -> Iterator[Fact]:
+def _on_agreement(document: Document) -> Iterator[Sentence]:
     """The two heads of one layer that look alike the most."""
     best: tuple[float, Row, Row] | None = None
     for rows, table in _layers(document):
