@@ -22,8 +22,10 @@ _STRETCH = 1.4  # longest over shortest of the texts that are padded to one leng
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Of the sequence that asks or of the one that is asked. real (B, n): not padding; special (B, n):
-    such as [CLS]."""
+    """Of the sequence that asks or of the one that is asked.
+
+    real (B, n): not padding. special (B, n): such as [CLS].
+    """
 
     real: Tensor
     special: Tensor
