@@ -106,7 +106,7 @@ def _print_summary(summary: Summary, messages: Messages) -> None:
     table.add_column(f"{inputs.count} {inputs.what}")
     for name in ("median", "least", "largest"):
         table.add_column(name, justify="right")
-    alpha = f"{summary.settings['alphas'][0]:g}"
+    alpha = f"{summary.settings.alphas[0]:g}"
     for name, words in _HEADLINES.items():
         spread = summary.columns.get(name.format(alpha))
         if spread is not None:

@@ -42,6 +42,25 @@ class InputFacts:
 
 
 @dataclass(frozen=True)
+class SettingsFacts:
+    """What the audit was asked for; see `fenchel.lens.AuditSettings`.
+
+    dtype, threads, longest: of the command; None where the audit did not come from it.
+    """
+
+    measures: tuple[str, ...]
+    alphas: tuple[float, ...]
+    layers: tuple[int, ...] | None
+    heads: tuple[int, ...] | None
+    probe: int
+    tolerance: float
+    trials: int
+    dtype: str | None = field(default=None, metadata=_OPTIONAL)
+    threads: int | None = field(default=None, metadata=_OPTIONAL)
+    longest: int | None = field(default=None, metadata=_OPTIONAL)
+
+
+@dataclass(frozen=True)
 class ColumnFacts:
     """A column of the table. of: the texts it is counted over, all or the probe."""
 
@@ -193,7 +212,7 @@ class Document:
     fenchel: str
     model: ModelFacts
     inputs: InputFacts
-    settings: dict[str, Any]
+    settings: SettingsFacts
     columns: list[ColumnFacts]
     rows: list[Row]
     histograms: dict[str, Histograms]
@@ -238,7 +257,7 @@ class Summary:
     fenchel: str
     model: ModelFacts
     inputs: InputFacts
-    settings: dict[str, Any]
+    settings: SettingsFacts
     heads: int
     columns: dict[str, Spread]
     everywhere: list[SwitchedModel]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fenchel.lens.document import InputFacts, ModelFacts
+from fenchel.lens.document import InputFacts, ModelFacts, SettingsFacts
 from fenchel.lens.families import Kind, place_name
 from fenchel.lens.heads.datasets import Dataset, Images, Texts, grid
 from fenchel.lens.heads.settings import AuditSettings, ExecutionSettings
@@ -21,13 +21,13 @@ class AuditFacts:
     settings: AuditSettings
     execution: ExecutionSettings | None = None
 
-    def settings_json(self) -> dict[str, Any]:
-        """All settings side by side."""
-        settings = asdict(self.settings)
-        if self.execution is not None:
-            execution = asdict(self.execution)
-            settings |= {name: execution[name] for name in ("dtype", "threads", "longest")}
-        return settings
+    def all_settings(self) -> SettingsFacts:
+        """Those of the audit, and those of the command."""
+        facts = SettingsFacts(**asdict(self.settings))
+        command = self.execution
+        if command is None:
+            return facts
+        return replace(facts, dtype=command.dtype, threads=command.threads, longest=command.longest)
 
 
 def describe_model(
