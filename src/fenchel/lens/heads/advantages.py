@@ -77,8 +77,8 @@ def advantage(
     it was given, one number. None: a language model's surprise, else minus the length of the
     embedding.
     """
-    shown = make_dataset(tokenizer, texts)
-    return advantages(model, shown.prepare(model, range(len(shown))), loss)
+    dataset = make_dataset(tokenizer, texts)
+    return advantages(model, dataset.prepare(model, range(len(dataset))), loss)
 
 
 def advantages(model: Any, prepared: PreparedBatch, loss: Loss | None = None) -> Advantages:

@@ -257,10 +257,10 @@ def _varies(bias: Tensor) -> bool:
 
 def sum_by_offset(pairs: Tensor) -> Tensor:
     """(H, Q, n) -> (H, 2 REACH + 1): the sums over key - query = -REACH .. REACH."""
-    apart = offsets(pairs)
-    near = apart.abs() <= REACH
+    offset = offsets(pairs)
+    near = offset.abs() <= REACH
     sums = pairs.new_zeros(len(pairs), 2 * REACH + 1)
-    return sums.index_add_(1, apart[near] + REACH, pairs[:, near])
+    return sums.index_add_(1, offset[near] + REACH, pairs[:, near])
 
 
 def offsets(pairs: Tensor) -> Tensor:
