@@ -57,3 +57,5 @@ def test_a_record_comes_back_from_its_arrays():
     del arrays["inputs:cut"]
     with pytest.raises(KeyError):
         from_arrays(Tallies, arrays)
+    with pytest.raises(KeyError, match="Tallies has no encoder/0/entropy"):
+        from_arrays(Tallies, {"encoder/0/entropy": torch.ones(1)})

@@ -283,4 +283,7 @@ def _build(kind: Any, arrays: Mapping[str, Tensor]) -> Any:
     if get_origin(kind) is dict:
         return {key: _build(get_args(kind)[1], part) for key, part in parts.items()}
     hints = get_type_hints(kind)
+    unknown = sorted(parts.keys() - hints.keys())
+    if unknown:
+        raise KeyError(f"{kind.__name__} has no {unknown[0]}; was it written by another version?")
     return kind(**{name: _build(hint, parts.get(name, {})) for name, hint in hints.items()})
