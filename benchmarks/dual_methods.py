@@ -18,9 +18,9 @@ from torch import Tensor
 
 from benchmarks import extras
 from fenchel import dual
-from fenchel.lens.reading import load
-from fenchel.lens.recognise import family_of
-from fenchel.lens.text import limit
+from fenchel.lens.families import family_of
+from fenchel.lens.loading import load
+from fenchel.lens.tokenizing import token_limit
 
 _MEMORY = 10  # pairs that L-BFGS keeps
 _MOST = 6000  # iterations
@@ -73,7 +73,7 @@ def of_model(folder: Path, text: str, layer: int, tokens: int) -> Layer:
             f"layer must be 0..{count - 1} for the {count} layers of {folder.name}, got {layer}"
         )
     model = model.double()
-    most = limit(model, tokenizer, tokens)
+    most = token_limit(model, tokenizer, tokens)
     inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=most)
     with torch.no_grad():
         hidden = model(**inputs, output_hidden_states=True).hidden_states[layer][0]

@@ -14,6 +14,7 @@ from fenchel import __main__ as entry
 from fenchel import _info as machine
 from fenchel._kernels.route import describe_native
 from fenchel.cli import app
+from fenchel.cli.audit_settings import CommandSettings
 
 run = CliRunner().invoke
 
@@ -100,3 +101,22 @@ def test_threads_that_torch_does_not_survive_are_refused(count, limit):
     assert result.exit_code == 2
     _, message = result.output.rsplit("--threads", 1)
     assert str(limit) in message
+
+
+@pytest.mark.parametrize(("shown", "chunk"), [("--texts", 32), ("--images", 4)])
+def test_the_audit_is_given_one_object(shown, chunk, monkeypatch):
+    """Every option has its place in it, as numbers and not as text."""
+    calls: list[CommandSettings] = []
+    monkeypatch.setattr("fenchel.cli.audit.carry_out", calls.append)
+    given = ["audit", "m", shown, "s", "--out", "o", "--layers", "0,2-3", "--alphas", "1.2"]
+    given += ["--measures", "weights, local", "--threads", "3", "--seed", "5", "--no-figures"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    (settings,) = calls
+    assert settings.chunk == chunk
+    assert (settings.model.name, settings.inputs.seed, settings.inputs.longest) == ("m", 5, 512)
+    assert (settings.output.figures, settings.output.resume) == (False, False)
+    assert settings.resources.threads == 3
+    assert settings.audit.layers == (0, 2, 3)
+    assert settings.audit.measures == ("weights", "local")
+    assert settings.audit.alphas == (1.2,)

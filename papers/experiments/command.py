@@ -27,7 +27,7 @@ from rich.text import Text
 from benchmarks.console import shares, tell
 from benchmarks.extras import INSTALL
 from benchmarks.tables import Listing
-from fenchel.cli.failures import explained
+from fenchel.cli.failures import explain_failures
 from fenchel.cli.shared import check_folder, make_folder, progress_bar
 from fenchel.lens.launcher import rank
 
@@ -109,7 +109,7 @@ def vit(
     Several processes: put accelerate launch --multi_gpu --num_processes 2 -m
     or torchrun --nproc-per-node 2 -m before the command.
     """
-    with explained(context, lambda: _SAME if resume else _WITHOUT):
+    with explain_failures(context, lambda: _SAME if resume else _WITHOUT):
         from papers.experiments.runs import of_first
         from papers.experiments.vit import presets
         from papers.experiments.vit.tables import listings
@@ -148,7 +148,7 @@ def vqa(
     generated; easy is the package easy-vqa; daquar and vqa-v2 are read from
     --data. Runs are stored and shared as in python -m papers experiment vit.
     """
-    with explained(context, lambda: _SAME if resume else _WITHOUT):
+    with explain_failures(context, lambda: _SAME if resume else _WITHOUT):
         from papers.experiments.runs import of_first
         from papers.experiments.vqa import presets
         from papers.experiments.vqa.tables import listings
@@ -184,7 +184,7 @@ def page(
     attentions looked in Shapes-VQA; --figures gets learning curves and the maps
     of every data set that is generated, installed or found in --data.
     """
-    with explained(context, lambda: _SAME):
+    with explain_failures(context, lambda: _SAME):
         import torch
 
         from papers.experiments.report.figures import publish

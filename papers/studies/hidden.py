@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel.lens.capture.evaluation import evaluating
+from fenchel.lens.families import find_attentions
 from fenchel.lens.inputs import Batch
-from fenchel.lens.problems import evaluating
-from fenchel.lens.recognise import attentions
-from fenchel.lens.text import encode
+from fenchel.lens.tokenizing import encode
 from fenchel.measures import Empirical, wasserstein1
 
 _ROOM = 4096  # tokens of one pass, padding counted
@@ -48,7 +48,7 @@ def clouds(model: Any, tokenizer: Any, texts: Sequence[str]) -> list[Cloud]:
     """
     if not texts:
         return []
-    attentions(model, "encoder")  # refuses what has none
+    find_attentions(model, "encoder")  # refuses what has none
     inputs = encode(tokenizer, texts, model=model)
     batch = Batch.of(model, inputs, "encoder")
     made: list[Cloud | None] = [None] * len(texts)

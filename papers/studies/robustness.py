@@ -28,9 +28,9 @@ from torch import Tensor
 from fenchel.bounds.contraction import Setting
 from fenchel.bounds.domain import Ball
 from fenchel.bounds.perturbation import move_bound
-from fenchel.lens.constants import Seen, seen
-from fenchel.lens.recognise import attentions, family_of
-from fenchel.lens.text import encode
+from fenchel.lens.families import family_of, find_attentions
+from fenchel.lens.head_bounds import HeadInputs, capture_head_inputs
+from fenchel.lens.tokenizing import encode
 from fenchel.measures import Dot, Empirical, wasserstein1
 from papers.checks import check_whole
 from papers.studies.documents import quantiles, rounded
@@ -145,7 +145,7 @@ def robustness(
     generator = torch.Generator().manual_seed(seed)
     rows, spreads, queries = [], [], 0
     for text in texts:
-        heads = list(seen(model, encode(tokenizer, [text], model=model)))[layer]
+        heads = capture_head_inputs(model, encode(tokenizer, [text], model=model))[layer]
         always = hull(heads), log_on_ball(heads), log_here(heads)  # whatever the share
         made = [_measured(heads, share, draws, generator, always) for share in SHARES]
         rows.append(torch.stack(made, 1))  # (figure, share, head)
@@ -160,7 +160,7 @@ def robustness(
 
 
 def _measured(
-    heads: Seen,
+    heads: HeadInputs,
     share: float,
     draws: int,
     generator: torch.Generator,
@@ -184,7 +184,7 @@ def _measured(
 # ---- what happens
 
 
-def moves(heads: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
+def moves(heads: HeadInputs, kept: Tensor) -> tuple[Tensor, Tensor]:
     """W1 between the outputs, and the mean move of a query, for keys kept (draws, m).
 
     Each (draws, head).
@@ -202,7 +202,7 @@ def moves(heads: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
 # ---- what is certified
 
 
-def certified(heads: Seen, gone: int) -> Tensor:
+def certified(heads: HeadInputs, gone: int) -> Tensor:
     """The mean over queries of the most that any `gone` keys can move an output. (head)"""
     weights = (heads.queries @ heads.keys.mT / heads.temperature).softmax(-1)
     values = heads.values.unsqueeze(-3)
@@ -210,14 +210,14 @@ def certified(heads: Seen, gone: int) -> Tensor:
     return torch.cat(parts, -1).mean(-1)
 
 
-def hull(heads: Seen) -> Tensor:
+def hull(heads: HeadInputs) -> Tensor:
     """The mean over queries of the distance to the farthest value: an output is an average of
     values before and after, so no bound need be larger. (head)"""
     weights = (heads.queries @ heads.keys.mT / heads.temperature).softmax(-1)
     return torch.cdist(weights @ heads.values, heads.values).amax(-1).mean(-1)
 
 
-def log_on_ball(heads: Seen) -> Tensor:
+def log_on_ball(heads: HeadInputs) -> Tensor:
     """log of K (Ly D + top) / eps on the ball that holds a head's queries and keys. (head)"""
     longest = torch.cat([heads.queries, heads.keys], 1).norm(dim=-1).amax(-1)
     steep = _lookup_slope(heads).log()
@@ -233,7 +233,7 @@ def log_on_ball(heads: Seen) -> Tensor:
     return steep + steep.new_tensor(found)
 
 
-def log_here(heads: Seen) -> Tensor:
+def log_here(heads: HeadInputs) -> Tensor:
     """The same on the set of a head's own keys, for the query with the largest. (head)
 
     The proof asks for no more than a set that holds both neighbourhoods.
@@ -257,7 +257,7 @@ def _blocks(rows: Tensor, each: int) -> tuple[Tensor, ...]:
     return found
 
 
-def _lookup_slope(heads: Seen) -> Tensor:
+def _lookup_slope(heads: HeadInputs) -> Tensor:
     """Lipschitz constant of key -> value on the head's own tokens, in the l1 norm. (head)"""
     return _slope(_l1(heads.values), _l1(heads.keys)).flatten(-2).amax(-1)
 
@@ -286,6 +286,6 @@ def _check_layer(model: Any, layer: int) -> None:
             f"{type(model).__name__} adds a position bias to its scores, which this study leaves "
             "out; use a BERT, RoBERTa or one of their kin"
         )
-    count = len(attentions(model, "encoder"))
+    count = len(find_attentions(model, "encoder"))
     if layer >= count:
         raise ValueError(f"layer must be below the {count} layers there are, from 0, got {layer}")

@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 
-from fenchel.lens.constants import Seen
+from fenchel.lens.head_bounds import HeadInputs
 
 robustness = importlib.import_module("papers.studies.robustness")
 
@@ -14,7 +14,7 @@ robustness = importlib.import_module("papers.studies.robustness")
 def heads():
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = torch.randn(3, 2, 40, 4, generator=generator, dtype=torch.float64)
-    return Seen(queries, keys, values, torch.zeros(40, 8, dtype=torch.float64), 2.0)
+    return HeadInputs(queries, keys, values, torch.zeros(40, 8, dtype=torch.float64), 2.0)
 
 
 @pytest.mark.parametrize("room", [1, 3 * 2 * 40 * 40, 2**23])

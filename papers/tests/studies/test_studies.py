@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from fenchel import lens
-from fenchel.lens.constants import Seen, seen
+from fenchel.lens.head_bounds import HeadInputs, capture_head_inputs
 from papers import studies
 from papers.__main__ import app
 from papers.studies import depth, documents, facts, hidden
@@ -165,7 +165,7 @@ def test_documents_are_small_and_come_back(tmp_path):
 def heads_at_random(n=7, heads=3, size=4, sharp=2.0):
     generator = torch.Generator().manual_seed(3)
     made = torch.randn(3, heads, n, size, generator=generator, dtype=torch.float64)
-    return Seen(sharp * made[0], made[1], made[2], tokens=made[0, 0], temperature=size**0.5)
+    return HeadInputs(sharp * made[0], made[1], made[2], tokens=made[0, 0], temperature=size**0.5)
 
 
 def all_choices(n, m):
@@ -189,7 +189,7 @@ def test_moves_by_hand():
     """Two keys of equal score: without one of them, the output is the other's value."""
     zero = torch.zeros(1, 2, 1, dtype=torch.float64)
     values = torch.tensor([[[1.0], [-3.0]]], dtype=torch.float64)
-    heads = Seen(zero, zero, values, tokens=zero[0], temperature=1.0)
+    heads = HeadInputs(zero, zero, values, tokens=zero[0], temperature=1.0)
     truth, coupled = moves(heads, torch.tensor([[0], [1], [0]]))
     assert torch.equal(truth, torch.full((3, 1), 2.0, dtype=torch.float64))
     assert torch.equal(coupled, truth)
@@ -236,7 +236,7 @@ def test_heads_are_the_models_own(loaded):
     model.set_attn_implementation("eager")
     try:
         inputs = lens.encode(tokenizer, ["a man is the guitar"])
-        heads = list(seen(model, inputs))[1]
+        heads = capture_head_inputs(model, inputs)[1]
         with torch.no_grad():
             expected = model(**inputs, output_attentions=True).attentions[1][0]
     finally:

@@ -12,8 +12,8 @@ from torch import Tensor
 from fenchel import bounds
 from fenchel import measures as fm
 from fenchel.bounds import Bound
-from fenchel.lens import constants
-from fenchel.lens.constants import Seen
+from fenchel.lens import head_bounds
+from fenchel.lens.head_bounds import HeadInputs
 from fenchel.lens.pictures import draw
 from papers.claims.theory import printed
 from papers.studies.stability_pictures import paint_heads
@@ -48,14 +48,14 @@ def chapter(tour: Tour) -> Chapter:
 # ---- the card of a layer
 
 
-def _layer(tour: Tour) -> tuple[Seen, str]:
+def _layer(tour: Tour) -> tuple[HeadInputs, str]:
     """Layer 2, from 0, of a model that reads this sentence, or one of random weights."""
     if tour.model is not None:
         from fenchel import lens
 
         model, tokenizer = lens.load(tour.model)
         text = " ".join(_INTRO.split()[:90])
-        layers = list(constants.seen(model, lens.encode(tokenizer, [text], model=model)))
+        layers = head_bounds.capture_head_inputs(model, lens.encode(tokenizer, [text], model=model))
         number = min(2, len(layers) - 1)
         return layers[number], f"layer {number} of {tour.model.name}"
     generator = tour.generator()
@@ -69,16 +69,22 @@ def _layer(tour: Tour) -> tuple[Seen, str]:
         return made.transpose(0, 1)
 
     words = f"a layer of {heads} heads with random weights, {n} tokens"
-    return Seen(projected(), projected(), projected(), tokens, math.sqrt(size)), words
+    return HeadInputs(projected(), projected(), projected(), tokens, math.sqrt(size)), words
 
 
-def _card(layer: Seen, words: str, tour: Tour) -> Figure:
+def _card(layer: HeadInputs, words: str, tour: Tour) -> Figure:
     budget = 300 if tour.quick else 1000
     rows = []
     for head in range(len(layer.keys)):
-        made = constants.head_certificate(layer, head)
+        made = head_bounds.head_bound(layer, head)
         own = layer.queries[head], layer.keys[head], layer.values[head], layer.temperature
-        rows.append((made.value, bounds.attack(made, budget).observed, constants.max_local(*own)))
+        rows.append(
+            (
+                made.value,
+                bounds.attack(made, budget).observed,
+                head_bounds.largest_local_constant(*own),
+            )
+        )
     bound, attacked, local = torch.tensor(rows, dtype=torch.float64).unbind(-1)
 
     def paint(canvas: Canvas) -> None:
@@ -149,13 +155,13 @@ def _encoder(dim: int, whole: bool, seed: int) -> Any:
 # ---- tables
 
 
-def _attacked(layer: Seen, tour: Tour) -> Table:
+def _attacked(layer: HeadInputs, tour: Tour) -> Table:
     generator = tour.generator()
     scores = layer.queries[0, 0] @ layer.keys[0].mT / layer.temperature
     eye = torch.eye(4, dtype=torch.float64)
     setting = bounds.Setting(fm.Dot(50.0), bounds.Box(1.0), dim=2)
     made: list[tuple[str, Bound]] = [
-        ("query → output, softmax", constants.head_certificate(layer, 0)),
+        ("query → output, softmax", head_bounds.head_bound(layer, 0)),
         (
             "query → output, sparsemax",
             bounds.query_lipschitz(layer.keys[0], layer.values[0], _sparse(layer)),
@@ -183,7 +189,7 @@ def _attacked(layer: Seen, tour: Tour) -> Table:
     return Table(caption, header, tuple(rows))
 
 
-def _sparse(layer: Seen) -> Any:
+def _sparse(layer: HeadInputs) -> Any:
     from fenchel.regularizers import Tsallis
 
     return Tsallis(2.0, layer.temperature)

@@ -20,7 +20,7 @@ _ABOUT_INPUT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueE
 
 
 @contextmanager
-def unsupported(model: Any) -> Iterator[None]:
+def explain_unsupported(model: Any) -> Iterator[None]:
     """The first text shows whether the model can be audited; ValueError says itself why not."""
     try:
         yield
@@ -33,11 +33,11 @@ def unsupported(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def explained(context: typer.Context, go_on: Callable[[], str]) -> Iterator[None]:
+def explain_failures(context: typer.Context, go_on: Callable[[], str]) -> Iterator[None]:
     """Every failure of input, disk or network as one message, with the way out; go_on: what to do
     to continue."""
     try:
-        with _terminated():
+        with _interrupt_on_sigterm():
             check_environment()
             yield
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def explained(context: typer.Context, go_on: Callable[[], str]) -> Iterator[None
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
+def _interrupt_on_sigterm() -> Iterator[None]:
     """What schedulers send stops a run as a person does. Only the main thread hears signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -86,7 +86,7 @@ def _speaker() -> str:
     return f"process {number}: " if number else ""
 
 
-def with_resume(context: typer.Context) -> str:
+def say_how_to_resume(context: typer.Context) -> str:
     """What to type; the launcher of several processes is not known here."""
     words = ["fenchel", "audit", str(context.params["model"])]
     for option in context.command.params:

@@ -2,32 +2,32 @@
 it approximates.
 
 model, tokenizer = lens.load("build/models/minilm")
-found = lens.audit(model, tokenizer, sentences)
-found.to_pandas(), found.plot("entropy")
+audit = lens.audit(model, tokenizer, sentences)
+audit.to_pandas(), audit.plot("entropy")
 """
 
-from fenchel.lens.deviations import Deviations
-from fenchel.lens.estimation import deviation
-from fenchel.lens.heads.auditing import Run, audit
-from fenchel.lens.heads.pull import Advantages, advantage
+from fenchel.lens.deviations import Deviations, deviation
+from fenchel.lens.families import Kind
+from fenchel.lens.heads.advantages import Advantages, advantage
+from fenchel.lens.heads.auditing import AuditRun, audit
+from fenchel.lens.heads.settings import MEASURES, AuditSettings
 from fenchel.lens.heads.store import Store
 from fenchel.lens.heads.table import Audit
-from fenchel.lens.heads.wanted import MEASURES, Wanted
-from fenchel.lens.problems import LayerProblem, problems
-from fenchel.lens.reading import load
-from fenchel.lens.recognise import Kind
-from fenchel.lens.text import encode, sentences
+from fenchel.lens.input_files import sentences
+from fenchel.lens.layer_problems import LayerProblem, problems
+from fenchel.lens.loading import load
+from fenchel.lens.tokenizing import encode
 
 __all__ = [
     "MEASURES",
     "Advantages",
     "Audit",
+    "AuditRun",
+    "AuditSettings",
     "Deviations",
     "Kind",
     "LayerProblem",
-    "Run",
     "Store",
-    "Wanted",
     "advantage",
     "audit",
     "deviation",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.lens.recognise import Kind, family_of
-from fenchel.lens.text import positions
+from fenchel.lens.families import Kind, family_of
+from fenchel.lens.tokenizing import position_limit
 
 _FIRST = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 _SECOND = ("decoder_input_ids", "decoder_attention_mask")
@@ -99,13 +99,13 @@ def _ends(mask: Tensor) -> Tensor:
 
 
 def _check(given: dict[str, Any], pair: bool) -> None:
-    known = ("input_ids", "attention_mask", *_SECOND) if pair else _FIRST
-    unknown = sorted(set(given) - set(known))
+    accepted = ("input_ids", "attention_mask", *_SECOND) if pair else _FIRST
+    unknown = sorted(set(given) - set(accepted))
     if unknown:
         also = " and labels" if pair else ""
         raise ValueError(
             f"inputs hold {', '.join(unknown)}, which the audit does not use; "
-            f"it takes {', '.join(known)}{also}"
+            f"it takes {', '.join(accepted)}{also}"
         )
     if "input_ids" not in given:
         raise ValueError(f"inputs must hold input_ids, got {', '.join(given) or 'nothing'}")
@@ -123,7 +123,7 @@ def _check(given: dict[str, Any], pair: bool) -> None:
 
 def _check_length(model: Any, *ids: Tensor) -> None:
     """A token without a position would end deep inside the model."""
-    most, given = positions(model), max(x.shape[1] for x in ids)
+    most, given = position_limit(model), max(x.shape[1] for x in ids)
     if most is not None and given > most:
         raise ValueError(
             f"inputs have {given} tokens, but {type(model).__name__} reads at most {most}; cut "

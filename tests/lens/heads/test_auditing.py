@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from fenchel import hf, lens
-from fenchel.lens.heads.auditing import Run
-from fenchel.lens.heads.capture import watch
-from fenchel.lens.heads.material import material
+from fenchel.lens.capture.calls import watch
+from fenchel.lens.heads.auditing import AuditRun
+from fenchel.lens.heads.datasets import make_dataset
+from fenchel.lens.heads.settings import MEASURES, STREAMED, AuditSettings
 from fenchel.lens.heads.store import Store
-from fenchel.lens.heads.wanted import MEASURES, STREAMED, Wanted
+from fenchel.lens.heads.tallies import to_arrays
 from tests.lens.architectures import BUILDERS, build, pictures, processor, tokenizer
 
 TEXTS = ["a b c d", "e f", "g h i j k", "a a b", "c", "d e f g h i", "b"]
@@ -20,9 +21,15 @@ QUICK = ("weights", "what_if", "certificate", "geometry", "local", "advantage", 
 
 
 def run(model, name, texts=TEXTS, chunk=32, store=None, **settings):
-    """settings: of `Wanted`."""
+    """settings: of `AuditSettings`."""
     targets = texts if name in ("t5", "bart") else None
-    return Run(model, material(tokenizer(name), texts, targets), Wanted(**settings), chunk, store)
+    return AuditRun(
+        model,
+        make_dataset(tokenizer(name), texts, targets),
+        AuditSettings(**settings),
+        chunk,
+        store,
+    )
 
 
 def same(one, two, rel=1e-9, names=None):
@@ -46,9 +53,10 @@ def test_chunks_agree_with_one_pass(named):
     name, model = named
     whole = run(model, name, measures=STREAMED).audit()
     cut = run(model, name, measures=STREAMED, chunk=2).audit()
-    assert whole.tallies.keys() == cut.tallies.keys()
-    for key, value in whole.tallies.items():
-        torch.testing.assert_close(value, cut.tallies[key], rtol=1e-6, atol=1e-9, msg=key)
+    sums, others = to_arrays(whole.tallies), to_arrays(cut.tallies)
+    assert sums.keys() == others.keys()
+    for key, value in sums.items():
+        torch.testing.assert_close(value, others[key], rtol=1e-6, atol=1e-9, msg=key)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
@@ -83,8 +91,8 @@ def test_the_implementation_does_not_matter(name, tmp_path):
         model = build(name, implementation)
         measures = (*QUICK, "deviation", "attack", "recipe")
         if name == "vit":
-            shown = material(processor(), pictures(tmp_path))
-            one = Run(model, shown, Wanted(measures, (2.0,), tolerance=0.1, **ONE))
+            shown = make_dataset(processor(), pictures(tmp_path))
+            one = AuditRun(model, shown, AuditSettings(measures, (2.0,), tolerance=0.1, **ONE))
         else:
             more = {"alphas": (2.0,), "tolerance": 0.1, **ONE}
             one = run(model, name, TEXTS[:2], measures=measures, **more)
@@ -112,17 +120,17 @@ def test_wrong_numbers_are_refused():
     with pytest.raises(ValueError, match="heads 0 to 3, no head 4"):
         run(model, "bert", heads=(4,))
     with pytest.raises(ValueError, match="measures must be of"):
-        Wanted(measures=("heat",))
+        AuditSettings(measures=("heat",))
     with pytest.raises(ValueError, match="measures must be of"):
-        Wanted(measures=())
+        AuditSettings(measures=())
     for alpha in (1.0, 0.5, 4.5, math.nan):
         with pytest.raises(ValueError, match="alpha"):
-            Wanted(alphas=(alpha,))
+            AuditSettings(alphas=(alpha,))
     for tolerance in (0.0, 1.0, math.nan):
         with pytest.raises(ValueError, match="tolerance"):
-            Wanted(tolerance=tolerance)
+            AuditSettings(tolerance=tolerance)
     with pytest.raises(ValueError, match="probe"):
-        Wanted(probe=0)
+        AuditSettings(probe=0)
 
 
 @pytest.mark.parametrize("which", ["layers", "heads"])
@@ -177,7 +185,7 @@ def test_odd_texts(name, texts):
             assert isinstance(value, str | int) or not math.isinf(value), column
         assert math.isfinite(row["entropy"])
         assert row["effective_support"] >= 1
-    assert found.document()["inputs"]["probe"] == len(texts)
+    assert found.document().inputs.probe == len(texts)
 
 
 def test_a_text_without_tokens_is_refused():
@@ -208,9 +216,9 @@ def test_the_model_is_left_as_it_was(name, implementation):
     model = build(name, implementation).train()
     frozen = next(model.parameters())
     frozen.requires_grad_(False)
-    shown = material(tokenizer(name), TEXTS[:3], TEXTS[:3] if name in ("t5", "bart") else None)
+    shown = make_dataset(tokenizer(name), TEXTS[:3], TEXTS[:3] if name in ("t5", "bart") else None)
     with torch.no_grad():  # transformers leaves hooks of its own where it records states
-        model(**shown.prepared(model, [0]).given, output_hidden_states=True)
+        model(**shown.prepare(model, [0]).arguments, output_hidden_states=True)
     before = {path: value.clone() for path, value in model.state_dict().items()}
     modules, hooks = dict(model.named_modules()), _hooks(model)
     run(model, name, TEXTS[:2], **ONE).audit()
@@ -237,16 +245,16 @@ def test_left_padding_changes_nothing():
     model = build("llama")
     found = []
     for side in ("left", "right"):
-        shown = material(tokenizer("llama", padding_side=side), TEXTS)
-        found.append(Run(model, shown, Wanted(("weights", "advantage"))).audit().rows())
+        shown = make_dataset(tokenizer("llama", padding_side=side), TEXTS)
+        found.append(AuditRun(model, shown, AuditSettings(("weights", "advantage"))).audit().rows())
     same(*found)
 
 
 def test_an_encoder_decoder_writes_its_own_target():
-    shown = material(tokenizer("bart"), TEXTS[:2], generated=5)
-    found = Run(build("bart"), shown, Wanted(("weights",))).audit()
+    shown = make_dataset(tokenizer("bart"), TEXTS[:2], generated=5)
+    found = AuditRun(build("bart"), shown, AuditSettings(("weights",))).audit()
     assert ("cross", 1) in found.heads
-    assert 2 <= found.of("decoder", 0)["queries"].min() <= 10
+    assert 2 <= found.of("decoder", 0).weights.queries.min() <= 10
 
 
 def test_the_front_door():
@@ -257,7 +265,7 @@ def test_the_front_door():
     assert len(found.to_csv().splitlines()) == 9
     assert found.recipe() is None
     with pytest.raises(TypeError, match="not both"):
-        lens.audit(model, tokenizer("bert"), TEXTS, measures=["weights"], wanted=Wanted())
+        lens.audit(model, tokenizer("bert"), TEXTS, measures=["weights"], settings=AuditSettings())
     with pytest.raises(ValueError, match="texts must not be empty"):
         lens.audit(model, tokenizer("bert"), [])
     with pytest.raises(KeyError, match="no cross layer 0"):
@@ -311,8 +319,8 @@ def test_damaged_weights_are_refused_by_name(value):
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_what_a_model_in_training_writes_has_no_dropout(name):
     def entropies(model):
-        shown = material(tokenizer(name), TEXTS)
-        return Run(model, shown, Wanted(measures=("weights",))).audit().rows()
+        shown = make_dataset(tokenizer(name), TEXTS)
+        return AuditRun(model, shown, AuditSettings(measures=("weights",))).audit().rows()
 
     same(entropies(build(name).train()), entropies(build(name)))
 
@@ -323,7 +331,9 @@ def test_settings_of_generation_do_not_matter():
     odd.generation_config.num_return_sequences = 2
     odd.generation_config.return_dict_in_generate = True
     rows = [
-        Run(m, material(tokenizer("t5"), TEXTS), Wanted(measures=("weights",))).audit().rows()
+        AuditRun(m, make_dataset(tokenizer("t5"), TEXTS), AuditSettings(measures=("weights",)))
+        .audit()
+        .rows()
         for m in (plain, odd)
     ]
     same(*rows)
@@ -360,7 +370,7 @@ def test_settings_that_mean_nothing_are_refused():
         ({"layers": ()}, "layers must name at least one"),
     ):
         with pytest.raises(ValueError, match=message):
-            Wanted(**settings)
+            AuditSettings(**settings)
 
 
 def test_derivatives_need_more_than_inference_mode():

@@ -16,10 +16,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fenchel.cli import app
-from fenchel.lens.heads import auditing, launch, store
-from fenchel.lens.heads.material import Texts
-from fenchel.lens.heads.wanted import Wanted
-from fenchel.lens.reading import load
+from fenchel.lens.heads import auditing, processes, store
+from fenchel.lens.heads.datasets import Texts
+from fenchel.lens.heads.settings import AuditSettings
+from fenchel.lens.loading import load
 from tests.lens.heads import folders
 
 TEXTS = ["a b c d", "e f", "g h i j k", "a a b", "c", "d e f g h i", "b", "k l m", "n o p q r"]
@@ -137,7 +137,9 @@ def test_the_implementation_of_attention_does_not_matter(base, model):
         loaded.set_attn_implementation(implementation)
         assert loaded.config._attn_implementation == implementation
         measures = ("weights", "what_if", "certificate", "geometry", "advantage", "local", "model")
-        run = auditing.Run(loaded, Texts(tokenizer, TEXTS[:3]), Wanted(measures, probe=1))
+        run = auditing.AuditRun(
+            loaded, Texts(tokenizer, TEXTS[:3]), AuditSettings(measures, probe=1)
+        )
         found.append(run.audit().to_csv())
     assert found[0] == found[1]
 
@@ -160,14 +162,19 @@ def stopping(monkeypatch, count, problem):
 
 def test_stopped_at_twenty_points_and_resumed(base, tmp_path, monkeypatch):
     model, tokenizer = load(base / "bert")
-    wanted = Wanted(tuple(MANY[1].split(",")), (1.5,), layers=(1,), heads=(3,), probe=1)
+    wanted = AuditSettings(tuple(MANY[1].split(",")), (1.5,), layers=(1,), heads=(3,), probe=1)
 
     def carry_out(folder, resume):
         kept = store.Store(folder, {"of": "this"})
-        run = auditing.Run(model, Texts(tokenizer, TEXTS[:4]), wanted, 1, kept)
+        run = auditing.AuditRun(model, Texts(tokenizer, TEXTS[:4]), wanted, 1, kept)
         nothing = (lambda units, there: None, lambda unit: None)
-        found = launch.carry_out(run, launch.Team(), resume, *nothing)
-        return found.to_csv(), json.dumps(found.summary()), json.dumps(found.recipe()), found
+        found = processes.carry_out(run, processes.Team(), resume, *nothing)
+        return (
+            found.to_csv(),
+            json.dumps(found.summary().to_json()),
+            json.dumps(found.recipe()),
+            found,
+        )
 
     *once, found = carry_out(tmp_path / "once", resume=False)
     assert found.recipe() is not None
@@ -268,13 +275,13 @@ def test_two_processes_give_the_same_bytes(base, tmp_path):
     """The work of each, one after the other, in one folder."""
     ok(base, tmp_path / "one", *QUICK)
     model, tokenizer = load(base / "bert")
-    wanted = Wanted(measures=("weights", "what_if"))
+    wanted = AuditSettings(measures=("weights", "what_if"))
     runs = []
     for number in (1, 0):
         kept = store.Store(tmp_path / "units", {"of": "this"})
         kept.open(resume=True)
-        runs.append(auditing.Run(model, Texts(tokenizer, TEXTS), wanted, 2, kept))
-        runs[-1].work(launch.Team(number, 2).mine, lambda unit: None)
+        runs.append(auditing.AuditRun(model, Texts(tokenizer, TEXTS), wanted, 2, kept))
+        runs[-1].work(processes.Team(number, 2).takes, lambda unit: None)
         assert len(kept.names()) == (2 if number else 5)
     found = runs[-1].audit().to_csv().encode()
     assert found == (tmp_path / "one/heads.csv").read_bytes()
@@ -287,9 +294,11 @@ def test_the_main_process_waits_for_the_others(base, tmp_path):
 
     def carry_out(number, wait):
         kept = store.Store(tmp_path / "units", {"of": "this"})
-        run = auditing.Run(model, Texts(tokenizer, TEXTS), Wanted(("weights",)), 2, kept)
-        team = launch.Team(number, 2, wait)
-        return launch.carry_out(run, team, False, lambda units, there: None, met.append)
+        run = auditing.AuditRun(
+            model, Texts(tokenizer, TEXTS), AuditSettings(("weights",)), 2, kept
+        )
+        team = processes.Team(number, 2, wait)
+        return processes.carry_out(run, team, False, lambda units, there: None, met.append)
 
     def other():
         if not met:  # the first meeting of the main process: the other one does all its work

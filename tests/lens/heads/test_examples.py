@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fenchel.lens.heads.examples import examples, packed
-from fenchel.lens.heads.material import material
-from fenchel.lens.heads.wanted import Wanted
+from fenchel.lens.heads.datasets import make_dataset
+from fenchel.lens.heads.examples import make_examples, pack_links
+from fenchel.lens.heads.settings import AuditSettings
 from tests.lens.architectures import KINDS, build, pictures, processor, tokenizer
 
 TEXTS = ["a b <script> c", "d e f"]
-PLAIN = Wanted(("weights",))
+PLAIN = AuditSettings(("weights",))
 
 
 def numbers(text, *shape):
@@ -24,7 +24,7 @@ def numbers(text, *shape):
 def recorded(model, prepared):
     """(kind, layer) -> weights of transformers' own eager attention, (H, Q, n), of one text."""
     with torch.no_grad():
-        outputs = model(**prepared.given, output_attentions=True)
+        outputs = model(**prepared.arguments, output_attentions=True)
     kinds = KINDS[model.config.model_type]
     return {
         f"{kind}/{layer}": weights[0]
@@ -38,19 +38,19 @@ def test_links_are_the_models_strongest(name, tmp_path):
     model = build(name)
     tools = processor() if name == "vit" else tokenizer(name)
     targets = ["a b", "c"] if name in ("t5", "bart") else None
-    shown = material(tools, pictures(tmp_path) if name == "vit" else TEXTS, targets)
-    made = examples(model, shown, [1, 0], PLAIN)
+    shown = make_dataset(tools, pictures(tmp_path) if name == "vit" else TEXTS, targets)
+    made = make_examples(model, shown, [1, 0], PLAIN)
     for place, example in zip([1, 0], made, strict=True):
-        wanted = recorded(model, shown.prepared(model, [place]))
+        wanted = recorded(model, shown.prepare(model, [place]))
         assert example.links.keys() == wanted.keys()
         for key, links in example.links.items():
             heads, queries, keys = wanted[key].shape
-            width = links["width"]
-            assert (links["queries"], links["keys"]) == (queries, keys)
+            width = links.width
+            assert (links.queries, links.keys) == (queries, keys)
             assert width == min(32 if name == "vit" else 8, keys)
-            to = numbers(links["to"], heads, queries, width).astype(np.int64)
-            weight = numbers(links["weight"], heads, queries, width) / 65535
-            received = numbers(links["received"], heads, keys) / 65535
+            to = numbers(links.to, heads, queries, width).astype(np.int64)
+            weight = numbers(links.weight, heads, queries, width) / 65535
+            received = numbers(links.received, heads, keys) / 65535
             theirs = wanted[key].numpy()
             assert np.abs(np.take_along_axis(theirs, to, -1) - weight).max() < 1e-5
             assert np.abs(weight - -np.sort(-theirs, -1)[..., :width]).max() < 1e-5
@@ -58,7 +58,9 @@ def test_links_are_the_models_strongest(name, tmp_path):
 
 
 def test_tokens_and_special_places():
-    made = examples(build("bart"), material(tokenizer("bart"), TEXTS, ["a b", "c"]), [0], PLAIN)[0]
+    made = make_examples(
+        build("bart"), make_dataset(tokenizer("bart"), TEXTS, ["a b", "c"]), [0], PLAIN
+    )[0]
     assert made.text == "a b <script> c"
     assert made.tokens["encoder"] == ["<s>", "a", "b", "<unk>", "c", "</s>"]
     assert made.special["encoder"] == [0, 3, 5]
@@ -68,19 +70,19 @@ def test_tokens_and_special_places():
 
 
 def test_only_wanted_heads():
-    wanted = Wanted(("weights",), layers=(1,), heads=(2,))
-    made = examples(build("bert"), material(tokenizer("bert"), TEXTS), [1], wanted)[0]
+    wanted = AuditSettings(("weights",), layers=(1,), heads=(2,))
+    made = make_examples(build("bert"), make_dataset(tokenizer("bert"), TEXTS), [1], wanted)[0]
     assert list(made.links) == ["encoder/1"]
-    assert len(numbers(made.links["encoder/1"]["received"], -1)) == 5
+    assert len(numbers(made.links["encoder/1"].received, -1)) == 5
 
 
 def test_an_image_is_shown_as_the_model_sees_it(tmp_path):
-    made = examples(build("vit"), material(processor(), pictures(tmp_path)), [1], PLAIN)[0]
+    made = make_examples(build("vit"), make_dataset(processor(), pictures(tmp_path)), [1], PLAIN)[0]
     assert made.text == "1.png"
-    assert {key: made.image[key] for key in ("rows", "columns", "first")} == {
+    assert {key: getattr(made.image, key) for key in ("rows", "columns", "first")} == {
         "rows": 2, "columns": 2, "first": 1,
     }  # fmt: skip
-    head, _, data = made.image["data"].partition(",")
+    head, _, data = made.image.data.partition(",")
     assert head == "data:image/jpeg;base64"
     with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
         assert picture.size == (16, 16)
@@ -88,8 +90,8 @@ def test_an_image_is_shown_as_the_model_sees_it(tmp_path):
 
 def test_packed_by_hand():
     weights = torch.tensor([[[0.25, 0.75, 0.0], [0.5, 0.1, 0.4]]], dtype=torch.float64)
-    found = packed(weights, 2)
-    assert numbers(found["to"], 1, 2, 2).tolist() == [[[1, 0], [0, 2]]]
+    found = pack_links(weights, 2)
+    assert numbers(found.to, 1, 2, 2).tolist() == [[[1, 0], [0, 2]]]
     half = [[[49151, 16384], [32768, 26214]]]
-    assert numbers(found["weight"], 1, 2, 2).tolist() == half
-    assert numbers(found["received"], 1, 3).tolist() == [[24576, 27852, 13107]]
+    assert numbers(found.weight, 1, 2, 2).tolist() == half
+    assert numbers(found.received, 1, 3).tolist() == [[24576, 27852, 13107]]

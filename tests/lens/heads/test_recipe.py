@@ -7,9 +7,9 @@ import torch
 import transformers as hf
 
 from fenchel.hf import convert
-from fenchel.lens.heads.auditing import Run
-from fenchel.lens.heads.material import material
-from fenchel.lens.heads.wanted import Wanted
+from fenchel.lens.heads.auditing import AuditRun
+from fenchel.lens.heads.datasets import make_dataset
+from fenchel.lens.heads.settings import AuditSettings
 from tests.lens.architectures import build, tokenizer
 from tests.lens.heads.reference import Bench, Shown, embedding
 from tests.lens.heads.reference_probe import Probe
@@ -19,9 +19,9 @@ TOLERANCE = 0.2
 
 
 def searched(model, name, **settings):
-    wanted = Wanted(("recipe",), probe=2, tolerance=TOLERANCE, **settings)
+    wanted = AuditSettings(("recipe",), probe=2, tolerance=TOLERANCE, **settings)
     targets = TEXTS if name in ("t5", "bart") else None
-    return Run(model, material(tokenizer(name), TEXTS, targets), wanted).audit()
+    return AuditRun(model, make_dataset(tokenizer(name), TEXTS, targets), wanted).audit()
 
 
 def given(text, name="bert"):
@@ -122,15 +122,15 @@ def test_a_subset_leaves_the_others_on_softmax(model):
 
 
 def test_without_a_measure_there_is_no_recipe(model):
-    shown = material(tokenizer("bert"), TEXTS)
-    assert Run(model, shown, Wanted(("weights",))).audit().recipe() is None
+    shown = make_dataset(tokenizer("bert"), TEXTS)
+    assert AuditRun(model, shown, AuditSettings(("weights",))).audit().recipe() is None
 
 
 def test_a_smaller_tolerance_moves_less(model):
-    shown, last = material(tokenizer("bert"), TEXTS), math.inf
+    shown, last = make_dataset(tokenizer("bert"), TEXTS), math.inf
     for tolerance in (0.5, 0.1, 0.001):
-        wanted = Wanted(("recipe",), probe=2, tolerance=tolerance)
-        moved = Run(model, shown, wanted).audit().recipe()["moved"]["probe"]["largest"]
+        wanted = AuditSettings(("recipe",), probe=2, tolerance=tolerance)
+        moved = AuditRun(model, shown, wanted).audit().recipe()["moved"]["probe"]["largest"]
         assert moved <= min(tolerance, last)
         last = moved
 

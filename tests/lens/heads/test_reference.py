@@ -7,11 +7,12 @@ from functools import cache
 import pytest
 import torch
 
+from fenchel.lens.document import Document
 from fenchel.lens.heads import recipe
-from fenchel.lens.heads.auditing import Run
+from fenchel.lens.heads.auditing import AuditRun
 from fenchel.lens.heads.columns import columns
-from fenchel.lens.heads.material import material
-from fenchel.lens.heads.wanted import MEASURES, Wanted
+from fenchel.lens.heads.datasets import make_dataset
+from fenchel.lens.heads.settings import MEASURES, AuditSettings
 from tests.lens.architectures import BUILDERS, build, pictures, processor, tokenizer
 from tests.lens.heads.reference import Bench, Shown, entropy, last_states, mean
 from tests.lens.heads.reference_probe import Probe, Search
@@ -70,9 +71,11 @@ class Case:
         self.alphas = self.reference.recipe(search())
 
     def made(self):
-        wanted = Wanted(MEASURES, ALPHAS, probe=len(PROBE), tolerance=TOLERANCE, trials=TRIALS)
+        wanted = AuditSettings(
+            MEASURES, ALPHAS, probe=len(PROBE), tolerance=TOLERANCE, trials=TRIALS
+        )
         targets = TARGETS if self.name in START else None
-        return Run(self.model, material(self.tools, self.inputs, targets), wanted).audit()
+        return AuditRun(self.model, make_dataset(self.tools, self.inputs, targets), wanted).audit()
 
     @cache  # noqa: B019 - one object an architecture
     def expected(self):
@@ -157,7 +160,7 @@ def test_the_comparison_can_fail(case):
 
 
 def test_what_is_more_than_a_number_a_head(case):
-    document, reference = case.audit.document(), case.reference
+    document, reference = case.audit.document().to_json(), case.reference
     for kind, layer in reference.ran[0].seen:
         place = f"{kind}/{layer}"
         cosines = reference.agreement(kind, layer)
@@ -193,7 +196,7 @@ def _check_offsets(case, document, kind, layer, head):
 
 
 def test_the_whole_model_switched(case):
-    document, rows = case.audit.document(), case.audit.rows()
+    document, rows = case.audit.document().to_json(), case.audit.rows()
     for alpha, found in zip(ALPHAS, document["everywhere"], strict=True):
         wanted = case.reference.switched(case.reference.everywhere(alpha), case.before)
         assert found["alpha"] == alpha
@@ -205,7 +208,7 @@ def test_the_whole_model_switched(case):
 
 
 def test_the_recipe_moves_the_model_as_it_says(case):
-    moved = case.audit.document()["recipe"]["moved"]
+    moved = case.audit.document().to_json()["recipe"]["moved"]
     for name, places in {"probe": PROBE, "unseen": [2]}.items():
         found = case.reference.moves(case.alphas, places)
         assert moved[name]["texts"] == len(places)
@@ -226,8 +229,9 @@ def test_the_hand_made_attention_is_the_models_own(case):
 
 
 def test_the_document_is_json(case):
-    document = case.audit.document()
+    document = case.audit.document().to_json()
     assert json.loads(json.dumps(document, allow_nan=False)) == json.loads(json.dumps(document))
+    assert Document.from_json(document).to_json() == document
     assert set(document) == {
         "format", "fenchel", "model", "inputs", "settings", "columns", "rows", "histograms",
         "agreement", "spectra", "preference", "offsets", "everywhere", "recipe", "examples",

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from fenchel.lens.heads.store import OtherSettings, Store
+from fenchel.lens.heads.tallies import InputTally, Tallies, to_arrays
 
-PART = {"count": torch.tensor([0.1, 0.2], dtype=torch.float64), "largest_x": torch.tensor([3.0])}
+TOKENS = torch.tensor([0.1, 0.2], dtype=torch.float64)
+PART = Tallies(inputs=InputTally(TOKENS, cut=torch.tensor([3.0])))
 
 
 def store(folder, settings=None, resume=True):
@@ -19,8 +21,8 @@ def test_a_unit_comes_back_as_it_was(tmp_path):
     again = store(tmp_path)
     assert again.names() == ["chunk-000001"]
     found = again.load("chunk-000001")
-    assert found.keys() == PART.keys()
-    assert all(torch.equal(found[name], value) for name, value in PART.items())
+    assert to_arrays(found).keys() == to_arrays(PART).keys()
+    assert all(torch.equal(to_arrays(found)[name], x) for name, x in to_arrays(PART).items())
     assert again.load("chunk-000000") is None
     assert again.set_aside == []
 
@@ -41,7 +43,7 @@ def test_a_damaged_unit_is_set_aside(tmp_path, harm):
     assert [p.name for p in one.set_aside] == ["model-1.5.damaged"]
     assert one.set_aside[0].exists()
     one.save("model-1.5", PART)
-    assert torch.equal(one.load("model-1.5")["count"], PART["count"])
+    assert torch.equal(one.load("model-1.5").inputs.tokens, TOKENS)
 
 
 def test_other_settings_are_not_mixed(tmp_path):
@@ -98,7 +100,7 @@ def test_files_of_others_stay(tmp_path):
 
     own = Store(tmp_path / "own", {})
     own.open(resume=False)
-    own.save("chunk-000000", {"x": torch.ones(1)})
+    own.save("chunk-000000", PART)
     for name in ("mydata.npz", "x.damaged"):
         (own.folder / name).write_bytes(b"mine")
     own.open(resume=False)
@@ -113,7 +115,7 @@ def test_beginning_again_does_so_though_the_settings_are_damaged(tmp_path):
     """Else units would be taken for new ones that nobody asked to go on with."""
     own = Store(tmp_path, {"model": "a"})
     own.open(resume=False)
-    own.save("chunk-000000", {"x": torch.ones(1)})
+    own.save("chunk-000000", PART)
     (tmp_path / "settings.json").write_text('{"mod')
     own.open(resume=False)
     assert own.load("chunk-000000") is None

@@ -1,179 +1,61 @@
-"""What an audit counts, against loops over one query at a time."""
-
-import math
+"""Records of sums: added field by field, written as arrays and read again."""
 
 import pytest
 import torch
 
-from fenchel.lens.heads.capture import watch
-from fenchel.lens.heads.material import Tokens
 from fenchel.lens.heads.tallies import (
-    BINS,
-    REACH,
-    Counted,
-    added,
-    certificate_tallies,
-    head_deviation_tallies,
-    weight_tallies,
-    what_if_tallies,
+    AttentionTally,
+    BoundTally,
+    InputTally,
+    OutputTally,
+    Tallies,
+    add,
+    from_arrays,
+    to_arrays,
 )
-from tests.lens.architectures import build, inputs
-
-NAMES = ["bert", "gpt2", "llama", "t5", "bart"]
 
 
-def counted(name):
-    """Every call of a small model, with its tokens; the first real token counts as special."""
-    model, given = build(name), inputs(name)
-    calls = []
-    with watch(model, calls.append):
-        model(**given)
-    first = _tokens(given["attention_mask"])
-    second = first
-    if "decoder_input_ids" in given:
-        second = _tokens(torch.ones_like(given["decoder_input_ids"]))
-    made = []
-    for call in calls:
-        asking = first if call.kind == "encoder" else second
-        asked = second if call.kind == "decoder" else first
-        made.append(Counted(call, asking, asked))
-    return made
-
-
-def _tokens(mask):
-    special = torch.zeros_like(mask, dtype=torch.bool)
-    special[:, [0, -1]] = True
-    return Tokens(mask.bool(), special & mask.bool())
-
-
-def rows(one):
-    """(text, head, query, weights as a list) of every query that counts."""
-    weights = one.call.weights()
-    for text in range(weights.shape[0]):
-        for query in range(weights.shape[2]):
-            if one.asking.real[text, query]:
-                for head in range(weights.shape[1]):
-                    yield text, head, query, weights[text, head, query].tolist()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_by_hand(name):
-    for one in counted(name):
-        found = weight_tallies(one)
-        if one.call.kind != "cross":
-            near = found["mass_by_offset"][:, REACH - 1 : REACH + 2]
-            found |= dict(zip(["mass_previous", "mass_self", "mass_next"], near.T, strict=True))
-        found["count"] = one.counts.double().sum((0, 2))
-        heads = one.call.heads
-        names = ["count", "entropy", "effective_support", "mass_first", "mass_special"]
-        if one.call.kind != "cross":
-            names += ["distance", "mass_self", "mass_previous", "mass_next"]
-        wanted = {each: [0.0] * heads for each in names}
-        for text, head, query, p in rows(one):
-            entropy = -sum(x * math.log(x) for x in p if x > 0)
-            values = {
-                "count": 1.0,
-                "entropy": entropy,
-                "effective_support": math.exp(entropy),
-                "mass_first": p[0],
-                "mass_special": sum(
-                    x for x, s in zip(p, one.asked.special[text].tolist(), strict=True) if s
-                ),
-                "distance": sum(x * abs(k - query) for k, x in enumerate(p)),
-                "mass_self": p[query] if query < len(p) else 0.0,
-                "mass_previous": p[query - 1] if query else 0.0,
-                "mass_next": p[query + 1] if query + 1 < len(p) else 0.0,
-            }
-            for each in names:
-                wanted[each][head] += values[each]
-        for each in names:
-            assert found[each].tolist() == pytest.approx(wanted[each], rel=1e-9, abs=1e-12), each
-        assert found["entropy_share_histogram"].shape == (heads, BINS)
-        assert torch.equal(found["entropy_share_histogram"].sum(-1), found["count"])
-
-
-@pytest.mark.parametrize("name", ["bert", "t5"])
-def test_agreement_is_the_cosine_of_two_heads(name):
-    one = counted(name)[0]
-    found = weight_tallies(one)["agreement"]
-    p = one.call.weights()
-    wanted = torch.zeros_like(found)
-    for text in range(len(p)):
-        for query in range(p.shape[2]):
-            if one.asking.real[text, query]:
-                row = p[text, :, query]
-                wanted += torch.nn.functional.cosine_similarity(row[:, None], row[None], dim=-1)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_if_by_bisection(name):
-    """Sparsemax by bisection of its threshold, one row at a time."""
-    for one in counted(name):
-        found = what_if_tallies(one, (2.0,), None)
-        _, values = one.call.repeated()
-        scores, output = one.call.scores(), one.call.weights() @ values
-        wanted = {"change": [0.0] * one.call.heads, "support": [0.0] * one.call.heads}
-        for text, head, query, _ in rows(one):
-            row = scores[text, head, query]
-            low, high = float(row[row.isfinite()].max()) - 1, float(row[row.isfinite()].max())
-            for _ in range(200):
-                middle = (low + high) / 2
-                mass = float((row - middle).clamp_min(0).sum())
-                low, high = (middle, high) if mass > 1 else (low, middle)
-            p = (row - low).clamp_min(0)
-            p = p / p.sum()
-            here = output[text, head, query]
-            moved = float((p @ values[text, head] - here).norm() / here.norm())
-            wanted["change"][head] += moved
-            wanted["support"][head] += float((p > 1e-12).sum())
-        assert found["change_2"].tolist() == pytest.approx(wanted["change"], rel=1e-6)
-        assert found["support_2"].tolist() == wanted["support"]
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_certificates_are_of_real_keys(name):
-    for one in counted(name):
-        found = certificate_tallies(one)
-        keys, values = one.call.repeated()
-        for head in range(one.call.heads):
-            bounds = []
-            for text in range(len(keys)):
-                real = one.asked.real[text]
-                k, v = keys[text, head, real], values[text, head, real]
-                pairs = [
-                    float((k[i] - k[j]).norm() * (v[i] - v[j]).norm())
-                    for i in range(len(k))
-                    for j in range(i)
-                ]
-                bounds.append(max(pairs) * one.call.scaling / 4)
-            assert float(found["bound"][head]) == pytest.approx(sum(bounds), rel=1e-9)
-            assert float(found["largest_bound"][head]) == pytest.approx(max(bounds), rel=1e-9)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bart"])
-def test_head_deviations_solve_the_heads_own_problem(name):
-    """One query at a time, with the keys it sees alone."""
-    from fenchel.dual import estimate
-
-    one = counted(name)[0]
-    found = head_deviation_tallies(one)
-    keys, _ = one.call.repeated()
-    templates, evidence = one.call.scaling * keys, one.call.query
-    total = torch.zeros(one.call.heads, dtype=torch.float64)
-    for text, head, query, p in rows(one):
-        seen = one.call.seen()[text, head, query]
-        t, z = templates[text, head][seen], evidence[text, head, query]
-        exact = estimate(t, None, z, 1.0)
-        assert exact.gap < 1e-12
-        first = torch.tensor(p, dtype=torch.float64)[seen] @ t
-        total[head] += (first - exact.mean).norm() / exact.mean.norm()
-    torch.testing.assert_close(found["head_deviation_mean"], total, rtol=1e-8, atol=1e-12)
+def bounds(texts, largest):
+    return BoundTally(*(torch.tensor([float(x)]) for x in (texts, 0, largest)))
 
 
 def test_sums_and_maxima_are_added_apart():
-    one = {"count": torch.tensor([1.0]), "largest_bound": torch.tensor([2.0])}
-    two = {"count": torch.tensor([3.0]), "largest_bound": torch.tensor([1.0])}
-    both = added(one, two)
-    assert both["count"].item() == 4.0
-    assert both["largest_bound"].item() == 2.0
+    both = add(bounds(texts=1, largest=2), bounds(texts=3, largest=1))
+    assert both.texts.item() == 4.0
+    assert both.largest.item() == 2.0
+
+
+def test_what_only_one_holds_is_in_the_sum():
+    one = Tallies({"encoder/0": AttentionTally(bounds=bounds(1, 2))})
+    two = Tallies({"encoder/1": AttentionTally(bounds=bounds(3, 4))}, everywhere={"2": output()})
+    both = add(add(one, two), one)
+    assert both.attentions["encoder/0"].bounds.texts.item() == 2.0
+    assert both.attentions["encoder/1"].bounds.texts.item() == 3.0
+    assert both.everywhere["2"].kl is None
+    assert both.inputs is None
+
+
+def output():
+    return OutputTally(*(torch.tensor([float(x)]) for x in range(4)))
+
+
+def test_a_record_comes_back_from_its_arrays():
+    one = Tallies(
+        {"encoder/10": AttentionTally(bounds=bounds(1, 2), model={"1.5": output()})},
+        inputs=InputTally(torch.tensor([7.0]), torch.tensor([0.0])),
+    )
+    arrays = to_arrays(one)
+    assert list(arrays)[:2] == [
+        "attentions:encoder/10:bounds:texts",
+        "attentions:encoder/10:bounds:bound",
+    ]
+    again = from_arrays(Tallies, arrays)
+    assert to_arrays(again).keys() == arrays.keys()
+    assert all(torch.equal(x, to_arrays(again)[name]) for name, x in arrays.items())
+    assert again.attentions["encoder/10"].weights is None
+    assert again.recipe == {}
+    del arrays["inputs:cut"]
+    with pytest.raises(KeyError):
+        from_arrays(Tallies, arrays)
+    with pytest.raises(KeyError, match="Tallies has no encoder/0/entropy"):
+        from_arrays(Tallies, {"encoder/0/entropy": torch.ones(1)})

@@ -195,7 +195,14 @@ def document(
     return {
         "format": 1,
         "fenchel": "0.0",
-        "model": {"name": name, "type": "bert", "class": "BertModel", "parameters": 22713216},
+        "model": {
+            "name": name,
+            "type": "bert",
+            "class": "BertModel",
+            "parameters": 22713216,
+            "paths": {f"{kind}/{layer}": f"{kind}.{layer}.attention" for kind, layer in places},
+            "heads": {f"{kind}/{layer}": heads for kind, layer in places},
+        },
         "inputs": {
             "what": "texts",
             "count": 1000,
@@ -203,8 +210,17 @@ def document(
             "truncated": 3,
             "longest": 64,
             "probe": 32,
+            "chunk": 32,
         },
-        "settings": {"alphas": [1.5, 2.0]},
+        "settings": {
+            "measures": ["weights", "what_if"],
+            "alphas": [1.5, 2.0],
+            "layers": None,
+            "heads": None,
+            "probe": 32,
+            "tolerance": 0.01,
+            "trials": 200,
+        },
         "columns": columns(),
         "rows": rows,
         "histograms": histograms,
@@ -215,6 +231,7 @@ def document(
             for kind, layer in places
             if kind != "cross"
         },
+        "offsets": {},
         "everywhere": [
             {"alpha": 1.5, "cosine": 0.93, "moved": 0.37, "kl": None, "kept": 0.31},
             {"alpha": 2.0, "cosine": 0.81, "moved": 0.62, "kl": None, "kept": 0.12},
@@ -231,7 +248,11 @@ def _recipe(rows: list[dict[str, Any]]) -> dict[str, Any]:
         | {"alpha": 1 + round(rng.random(), 3), "kept": round(rng.random(), 3)}
         for row in rows
     ]
-    return {"tolerance": 0.01, "heads": heads, "moved": 0.008, "cosine": 0.9999, "kept": 0.87}
+    moved = {
+        "probe": {"texts": 32, "root_mean_square": 0.007, "largest": 0.009},
+        "unseen": {"texts": 32, "root_mean_square": 0.008, "largest": 0.012},
+    }
+    return {"tolerance": 0.01, "heads": heads, "moved": moved, "kept": 0.87}
 
 
 def long_document(tokens: int = 512, layers: int = 1, heads: int = 3) -> dict[str, Any]:

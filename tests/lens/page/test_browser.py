@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fenchel.lens.document import Document
 from fenchel.lens.page import write
 from tests import needs
 from tests.lens.page.browser import Browser
@@ -50,7 +51,9 @@ DOCUMENTS = {
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    return {name: write(made, folder / name) for name, made in DOCUMENTS.items()}
+    return {
+        name: write(Document.from_json(made), folder / name) for name, made in DOCUMENTS.items()
+    }
 
 
 def test_the_browser_reports_what_goes_wrong(page: Browser, tmp_path: Path) -> None:

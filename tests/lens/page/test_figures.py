@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from fenchel.lens.document import Document
 from fenchel.lens.page import map_figure, save_figures
 from fenchel.lens.page.figures import figures, what_if_figure, what_if_pairs
 from tests.lens.page.document import document, image_document
@@ -33,7 +34,7 @@ def expected(made: dict[str, Any], kind: str, column: str) -> Any:
 @pytest.mark.parametrize("column", ["entropy", "tightness", "bound", "tilt"])
 def test_a_map_holds_the_numbers(column: str) -> None:
     made = document()
-    (mesh,) = meshes(map_figure(made, column))
+    (mesh,) = meshes(map_figure(Document.from_json(made), column))
     shown = np.ma.filled(mesh.get_array().reshape(3, 4), np.nan)
     np.testing.assert_array_equal(shown, expected(made, "encoder", column))
     assert np.isnan(shown).sum() == (1 if column == "tightness" else 0)
@@ -42,44 +43,46 @@ def test_a_map_holds_the_numbers(column: str) -> None:
 def test_scales_follow_the_column() -> None:
     made = document()
     bound = [row["bound"] for row in made["rows"]]
-    norm = meshes(map_figure(made, "bound"))[0].norm
+    norm = meshes(map_figure(Document.from_json(made), "bound"))[0].norm
     assert isinstance(norm, LogNorm)
     assert (norm.vmin, norm.vmax) == (min(bound), max(bound))
-    signed = meshes(map_figure(made, "tilt"))[0]
+    signed = meshes(map_figure(Document.from_json(made), "tilt"))[0]
     assert signed.norm.vmin == -signed.norm.vmax
     assert signed.cmap.name == "RdBu_r"
-    assert meshes(map_figure(made, "entropy"))[0].cmap.name == "viridis"
+    assert meshes(map_figure(Document.from_json(made), "entropy"))[0].cmap.name == "viridis"
 
 
 def test_the_first_layer_is_on_top_and_heads_go_to_the_right() -> None:
-    ax = map_figure(document(), "entropy").axes[0]
+    ax = map_figure(Document.from_json(document()), "entropy").axes[0]
     assert ax.get_ylim() == (3, 0)
     assert ax.get_xlim() == (0, 4)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "1", "2"]
 
 
 def test_patches_are_apart_in_reading_order() -> None:
-    (title,) = map_figure(image_document(), "distance").texts
+    (title,) = map_figure(Document.from_json(image_document()), "distance").texts
     assert title.get_text() == "distance (patches, in reading order)"
-    (title,) = map_figure(document(), "distance").texts
+    (title,) = map_figure(Document.from_json(document()), "distance").texts
     assert title.get_text() == "distance (tokens)"
 
 
 def test_kinds_share_one_scale() -> None:
     made = document({"encoder": 2, "decoder": 3, "cross": 1}, 2)
-    found = meshes(map_figure(made, "entropy"))
+    found = meshes(map_figure(Document.from_json(made), "entropy"))
     assert [mesh.get_array().size for mesh in found] == [4, 6, 2]
     assert len({(mesh.norm.vmin, mesh.norm.vmax) for mesh in found}) == 1
-    (one,) = meshes(map_figure(made, "entropy", "decoder"))
+    (one,) = meshes(map_figure(Document.from_json(made), "entropy", "decoder"))
     assert one.norm.vmax == found[0].norm.vmax
-    assert meshes(map_figure(made, "distance", "cross"))[0].get_array().mask.all()
+    assert (
+        meshes(map_figure(Document.from_json(made), "distance", "cross"))[0].get_array().mask.all()
+    )
 
 
 def test_a_choice_of_heads_keeps_their_numbers() -> None:
     made = document()
     made["rows"] = [row for row in made["rows"] if row["head"] in (1, 3) and row["layer"] != 1]
     made["rows"].pop()
-    figure = map_figure(made, "entropy")
+    figure = map_figure(Document.from_json(made), "entropy")
     ax, (mesh,) = figure.axes[0], meshes(figure)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "3"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "2"]
@@ -88,17 +91,17 @@ def test_a_choice_of_heads_keeps_their_numbers() -> None:
 
 def test_wrong_names_say_the_right_ones() -> None:
     with pytest.raises(ValueError, match="did you mean entropy"):
-        map_figure(document(), "entropi")
+        map_figure(Document.from_json(document()), "entropi")
     with pytest.raises(ValueError, match="there are: entropy, "):
-        map_figure(document(), "zzz")
+        map_figure(Document.from_json(document()), "zzz")
     with pytest.raises(ValueError, match="kind must be of encoder, got 'cross'"):
-        map_figure(document(), "entropy", "cross")
+        map_figure(Document.from_json(document()), "entropy", "cross")
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(30, 9), (1, 1), (2, 40)])
 def test_maps_fit_models_of_any_shape(layers: int, heads: int) -> None:
     made = document({"decoder": layers}, heads)
-    figure = map_figure(made, "entropy")
+    figure = map_figure(Document.from_json(made), "entropy")
     width, height = figure.get_size_inches()
     assert width < 12
     assert height < 13
@@ -116,7 +119,7 @@ def test_all_figures_are_written_in_both_forms(tmp_path: Path) -> None:
     kept = ("entropy", "kept_1.5", "moved_1.5", "tightness")
     made["columns"] = [column for column in made["columns"] if column["name"] in kept]
     shares: list[float] = []
-    paths = save_figures(made, tmp_path, shares.append)
+    paths = save_figures(Document.from_json(made), tmp_path, shares.append)
     stems = {path.name.removesuffix(".png") for path in paths if path.name.endswith(".png")}
     own = ["agreement", "entropy_histograms", "top_weight_histograms", "spectra", "recipe"]
     own.append("preference")
@@ -136,14 +139,17 @@ def test_only_what_there_is_is_drawn() -> None:
     made = document({"encoder": 2}, 1)
     made |= {"spectra": {}, "preference": {}, "recipe": None, "histograms": {}}
     made["columns"] = made["columns"][:1]
-    assert [name for name, _ in figures(made)] == ["map_encoder_entropy"]
+    assert [name for name, _ in figures(Document.from_json(made))] == ["map_encoder_entropy"]
 
 
 def test_the_what_if_shows_every_head_for_every_alpha() -> None:
     made = document()
-    assert what_if_pairs(made) == [("1.5", "kept_1.5", "moved_1.5"), ("2", "kept_2", "moved_2")]
+    assert what_if_pairs(Document.from_json(made)) == [
+        ("1.5", "kept_1.5", "moved_1.5"),
+        ("2", "kept_2", "moved_2"),
+    ]
     made["rows"][0]["moved_2"] = None
-    (ax,) = what_if_figure(made).axes
+    (ax,) = what_if_figure(Document.from_json(made)).axes
     first, second = (points.get_offsets() for points in ax.collections)
     np.testing.assert_array_equal(first, [[r["kept_1.5"], r["moved_1.5"]] for r in made["rows"]])
     assert len(second) == len(made["rows"]) - 1
@@ -151,7 +157,7 @@ def test_the_what_if_shows_every_head_for_every_alpha() -> None:
     named = {"kept_1.5": "entmax-1.5: links kept", "kept_2": "sparsemax: links kept"}
     for column in made["columns"]:
         column["title"] = named.get(column["name"], column["title"])
-    (ax,) = what_if_figure(made).axes
+    (ax,) = what_if_figure(Document.from_json(made)).axes
     assert ax.get_xlabel() == "links kept"
 
 
@@ -160,4 +166,4 @@ def test_titles_are_not_formulas(tmp_path: Path) -> None:
     made = document()
     for column in made["columns"]:
         column["title"] = r"costs $\5 or $6"
-    assert save_figures(made, tmp_path)
+    assert save_figures(Document.from_json(made), tmp_path)

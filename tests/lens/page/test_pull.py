@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fenchel.lens.document import Document
 from fenchel.lens.page import write
 from tests import needs
 from tests.lens.page.browser import Browser
@@ -37,7 +38,9 @@ NOTHING = "rgba(0, 0, 0, 0)"
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    return {name: write(made, folder / name) for name, made in DOCUMENTS.items()}
+    return {
+        name: write(Document.from_json(made), folder / name) for name, made in DOCUMENTS.items()
+    }
 
 
 def gains(name: str, layer: str, head: int) -> NDArray[np.float64]:

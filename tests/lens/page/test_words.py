@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fenchel.lens.document import Document
 from fenchel.lens.page import write
 from tests import needs
 from tests.lens.page.browser import Browser
@@ -21,7 +22,7 @@ Open = Callable[..., Browser]
 @pytest.fixture
 def opened(page: Browser, tmp_path: Path) -> Open:
     def show(made: dict[str, Any], address: str) -> Browser:
-        page.open(write(made, tmp_path), address)
+        page.open(write(Document.from_json(made), tmp_path), address)
         page.settle()
         assert page.complaints() == []
         return page

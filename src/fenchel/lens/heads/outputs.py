@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from fenchel.lens.heads.material import Prepared
+from fenchel.lens.heads.datasets import PreparedBatch
 
 
 def last_states(outputs: Any) -> Tensor:
     """(B, Q, width), of the decoder where there is one."""
-    found = getattr(outputs, "last_hidden_state", None)
-    if isinstance(found, Tensor) and found.ndim == 3:
-        return found
+    states = getattr(outputs, "last_hidden_state", None)
+    if isinstance(states, Tensor) and states.ndim == 3:
+        return states
     for name in ("decoder_hidden_states", "hidden_states"):
         states = getattr(outputs, name, None)
         if states:
@@ -25,7 +25,7 @@ def last_states(outputs: Any) -> Tensor:
     )
 
 
-def embedding(states: Tensor, prepared: Prepared) -> Tensor:
+def embedding(states: Tensor, prepared: PreparedBatch) -> Tensor:
     """The mean over the tokens that count. (B, Q, width) -> (B, width)"""
     weight = prepared.last.real.to(states.dtype).unsqueeze(-1)
     return (states * weight).sum(1) / weight.sum(1).clamp_min(1)
@@ -33,5 +33,5 @@ def embedding(states: Tensor, prepared: Prepared) -> Tensor:
 
 def logits_of(outputs: Any) -> Tensor | None:
     """(B, Q, words) of a language model, else None."""
-    found = getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) and found.ndim == 3 else None
+    logits = getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) and logits.ndim == 3 else None

@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.lens.heads.capture import Call, Choice
-from fenchel.lens.heads.chunks import batches, over_calls
-from fenchel.lens.heads.material import Material, Prepared
-from fenchel.lens.heads.projection import Projections
+from fenchel.lens.capture.calls import Call, Choice
+from fenchel.lens.capture.output_projections import Projections
+from fenchel.lens.families import Kind, place_name
+from fenchel.lens.heads.batch_tallies import batches, count_calls
+from fenchel.lens.heads.counting import CountedCall
+from fenchel.lens.heads.datasets import Dataset, PreparedBatch
+from fenchel.lens.heads.settings import AuditSettings
 from fenchel.lens.heads.switching import run
-from fenchel.lens.heads.tallies import Counted, Tallies, added
-from fenchel.lens.heads.wanted import Wanted
-from fenchel.lens.recognise import Kind
+from fenchel.lens.heads.tallies import AttentionTally, MoveTally, RecipeTally, Tallies, add
 from fenchel.regularizers import Tsallis
 
 _GRID = 1 + torch.exp2(torch.arange(-6.0, 0.5, 0.5, dtype=torch.float64))  # up to sparsemax
@@ -34,6 +35,18 @@ _MARGIN = 0.7  # of the tolerance on the probe, so that unseen texts stay within
 
 Place = tuple[Kind, int]
 Alphas = dict[Place, Tensor]  # (H), all heads of the attention
+Curves = dict[Place, tuple[Tensor, Tensor]]  # squared move and links saved, (H, A) each
+
+
+@dataclass(frozen=True, eq=False)
+class _CurveTally:
+    """Over queries, for each alpha: squared move of the layer's output, share of links kept (H, A).
+    size: of the layer's output, squared."""
+
+    queries: Tensor
+    apart: Tensor
+    kept: Tensor
+    size: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,74 +54,69 @@ class Search:
     """What the recipe is found on. probe: texts to find it on; unseen: to verify it on."""
 
     model: Any
-    material: Material
-    wanted: Wanted
+    dataset: Dataset
+    settings: AuditSettings
     projections: Projections
     sizes: dict[Place, int]
     probe: Sequence[int]
     unseen: Sequence[int]
 
     def tallies(self) -> Tallies:
-        """recipe_alpha and recipe_kept of every head; how far texts moved, those of the probe and
-        those that were not used to find it."""
-        curves = self.curves()
+        """The recipe of every head; how far it moves the texts of the probe, and others."""
+        alphas, moves = self._search(self.curves())
+        tallies = Tallies(self._count_links(alphas), recipe={"probe": _count_moves(moves)})
+        if len(self.unseen):
+            tallies.recipe["unseen"] = _count_moves(self.moves(alphas, self.unseen))
+        return tallies
+
+    def _search(self, curves: Curves) -> tuple[Alphas, Tensor]:
+        """Bisection of the price; the alphas, and how far the texts of the probe move with them."""
         low, high = _PRICES
-        alphas, moved = self.priced(curves, high), None
+        alphas, moves = self.alphas_at(curves, high), None
         for _ in range(_STEPS):
             middle = (low + high) / 2
-            tried = self.priced(curves, middle)
-            apart = self.moved(tried, self.probe)
-            if float(apart.max()) <= _MARGIN * self.wanted.tolerance:
-                high, alphas, moved = middle, tried, apart
+            candidate = self.alphas_at(curves, middle)
+            apart = self.moves(candidate, self.probe)
+            if float(apart.max()) <= _MARGIN * self.settings.tolerance:
+                high, alphas, moves = middle, candidate, apart
             else:
                 low = middle
-        moved = self.moved(alphas, self.probe) if moved is None else moved
-        made = self._kept(alphas) | _summary("probe", moved)
-        if len(self.unseen):
-            made |= _summary("unseen", self.moved(alphas, self.unseen))
-        return made
+        return alphas, self.moves(alphas, self.probe) if moves is None else moves
 
-    def curves(self) -> dict[Place, tuple[Tensor, Tensor]]:
+    def curves(self) -> Curves:
         """For each head and alpha: (move of the layer's output)^2, and links saved. (H, A)"""
-        total: Tallies = {}
+        total: dict[str, _CurveTally] = {}
         for prepared in self._batches(self.probe):
-            make = partial(self._change, prepared)
-            total = added(total, over_calls(self.model, prepared, make))
-        made: dict[Place, tuple[Tensor, Tensor]] = {}
+            total = add(total, count_calls(self.model, prepared, partial(self._count, prepared)))
+        curves: Curves = {}
         for kind, layer in self.sizes:
-            if self.wanted.takes(layer):
-                apart, size, kept, queries = (
-                    total[f"{kind}/{layer}/{name}"] for name in ("apart", "size", "kept", "queries")
-                )
-                made[kind, layer] = apart / size.clamp_min(1e-300), 1 - kept / queries[:, None]
-        return made
+            if self.settings.includes_layer(layer):
+                tally = total[place_name(kind, layer)]
+                saved = 1 - tally.kept / tally.queries[:, None]
+                curves[kind, layer] = tally.apart / tally.size.clamp_min(1e-300), saved
+        return curves
 
-    def _change(self, prepared: Prepared, call: Call) -> Tallies:
-        """Sums over queries, for each alpha (H, A); size: of the layer's own output, squared."""
-        if not self.wanted.takes(call.layer):
-            return {}
-        heads = self.wanted.chosen(call.heads)
-        counted = Counted(call, *prepared.sides(call.kind), heads)
+    def _count(self, prepared: PreparedBatch, call: Call) -> _CurveTally | None:
+        if not self.settings.includes_layer(call.layer):
+            return None
+        heads = self.settings.choose_heads(call.heads)
+        counted = CountedCall(call, *prepared.sides(call.kind), heads)
         projection = self.projections.get((call.kind, call.layer))
-        _, values = counted.call.repeated()
+        _, values = counted.call.repeat_groups()
         output = counted.weights @ values
         apart, kept = [], []
         for alpha in _GRID.tolist():
-            weights = counted.switched(alpha)
+            weights = counted.weights_at(alpha)
             moved = weights @ values - output
-            # without a projection the heads' outputs, joined, stand for the layer's
-            far = moved if projection is None else moved @ projection.only(heads).grams()
+            # without a projection the heads' outputs, side by side, stand for the layer's
+            far = moved if projection is None else moved @ projection.select(heads).grams()
             apart.append(counted.total((far * moved).sum(-1)))
-            share = (weights > 0).double().sum(-1) / counted.seen.sum(-1).clamp_min(1)
-            kept.append(counted.total(share))
-        return {
-            "apart": torch.stack(apart, 1),
-            "kept": torch.stack(kept, 1),
-            "queries": counted.counts.double().sum((0, 2)).clamp_min(1),
-            "size": self._size(counted),
-        }
+            kept.append(counted.total(counted.visible_share(weights)))
+        queries = counted.queries().clamp_min(1)
+        size = self._size(counted)
+        return _CurveTally(queries, torch.stack(apart, 1), torch.stack(kept, 1), size)
 
-    def _size(self, counted: Counted) -> Tensor:
+    def _size(self, counted: CountedCall) -> Tensor:
         projection = self.projections.get((counted.call.kind, counted.call.layer))
         if projection is None:
             every = counted.whole.output.double().square().sum((-2, -1))
@@ -116,54 +124,50 @@ class Search:
             every = counted.layer_output(projection).square().sum(-1)  # (B, Q)
         return torch.where(counted.counts.any(1), every, 0.0).sum()
 
-    def priced(self, curves: dict[Place, tuple[Tensor, Tensor]], price: float) -> Alphas:
+    def alphas_at(self, curves: Curves, price: float) -> Alphas:
         """What every head takes at this price (log2) on the square of its move."""
-        made: Alphas = {}
+        alphas: Alphas = {}
         for place, count in self.sizes.items():
-            alphas = torch.ones(count, dtype=torch.float64)
+            alphas[place] = torch.ones(count, dtype=torch.float64)
             if place in curves:
                 apart, saved = curves[place]
                 worth = saved - 2.0**price * apart
-                worth = torch.where(apart <= self.wanted.tolerance**2, worth, 0.0)
+                worth = torch.where(apart <= self.settings.tolerance**2, worth, 0.0)
                 best, at = worth.max(1)
                 chosen = torch.where(best > 0, _GRID[at], 1.0)
-                alphas[self.wanted.chosen(count)] = chosen
-            made[place] = alphas
-        return made
+                alphas[place][self.settings.choose_heads(count)] = chosen
+        return alphas
 
-    def moved(self, alphas: Alphas, places: Sequence[int]) -> Tensor:
+    def moves(self, alphas: Alphas, places: Sequence[int]) -> Tensor:
         """|e' - e| / |e| of every text, all heads switched."""
         choice = switch(alphas)
         pairs = (
             (run(self.model, prepared), run(self.model, prepared, choice))
             for prepared in self._batches(places)
         )
-        return torch.cat([before.moved(after) for before, after in pairs])
+        return torch.cat([before.move_to(after) for before, after in pairs])
 
-    def _kept(self, alphas: Alphas) -> Tallies:
+    def _count_links(self, alphas: Alphas) -> dict[str, AttentionTally]:
         """The share of links with a weight, with the heads as in the recipe."""
-        total: Tallies = {}
+        total: dict[str, AttentionTally] = {}
         for prepared in self._batches(self.probe):
-            make = partial(self._links, prepared, alphas)
-            total = added(total, over_calls(self.model, prepared, make, switch(alphas)))
+            count = partial(self._count_kept, prepared, alphas)
+            total = add(total, count_calls(self.model, prepared, count, switch(alphas)))
         return total
 
-    def _links(self, prepared: Prepared, alphas: Alphas, call: Call) -> Tallies:
-        if not self.wanted.takes(call.layer):
-            return {}
-        heads = self.wanted.chosen(call.heads)
+    def _count_kept(
+        self, prepared: PreparedBatch, alphas: Alphas, call: Call
+    ) -> AttentionTally | None:
+        if not self.settings.includes_layer(call.layer):
+            return None
+        heads = self.settings.choose_heads(call.heads)
         alpha = alphas[call.kind, call.layer][heads].double()
-        counted = Counted(call, *prepared.sides(call.kind), heads)
-        weights = counted.switched(alpha[:, None])
-        share = (weights > 0).double().sum(-1) / counted.seen.sum(-1).clamp_min(1)
-        return {
-            "recipe_kept": counted.total(share),
-            "recipe_queries": counted.counts.double().sum((0, 2)),
-            "largest_recipe_alpha": alpha,
-        }
+        counted = CountedCall(call, *prepared.sides(call.kind), heads)
+        kept = counted.total(counted.visible_share(counted.weights_at(alpha[:, None])))
+        return AttentionTally(recipe=RecipeTally(counted.queries(), kept, alpha))
 
-    def _batches(self, places: Sequence[int]) -> Iterator[Prepared]:
-        return batches(self.model, self.material, places)
+    def _batches(self, places: Sequence[int]) -> Iterator[PreparedBatch]:
+        return batches(self.model, self.dataset, places)
 
 
 def switch(alphas: Alphas) -> Choice:
@@ -172,9 +176,9 @@ def switch(alphas: Alphas) -> Choice:
     return lambda kind, layer: omegas.get((kind, layer))
 
 
-def _summary(name: str, moved: Tensor) -> Tallies:
-    return {
-        f"recipe/0/{name}_square": moved.square().sum()[None],
-        f"recipe/0/{name}_texts": torch.tensor([float(len(moved))], dtype=torch.float64),
-        f"recipe/0/largest_{name}": moved.max()[None],
-    }
+def _count_moves(moves: Tensor) -> MoveTally:
+    return MoveTally(
+        texts=torch.tensor([float(len(moves))], dtype=torch.float64),
+        square=moves.square().sum()[None],
+        largest=moves.max()[None],
+    )

@@ -1,4 +1,4 @@
-"""What an audit has counted so far, on disk: one file a unit of work, written whole or not at all.
+"""What an audit has counted so far, on disk: one file per unit of work, whole or not at all.
 
 A run that is killed loses the unit it was at. A file that does not match its checksum is set aside
 and its unit run again. The checksum counts the settings in, so that no unit of another audit is
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fenchel.lens.files import write_whole
-from fenchel.lens.heads.tallies import Tallies
+from fenchel.lens.heads.tallies import Tallies, from_arrays, to_arrays
 
 _SETTINGS = "settings.json"
 _UNIT = re.compile(r"(chunk|probe)-\d{6}|attack|recipe|model-[\w.+-]+")  # what Run names them
@@ -61,12 +61,12 @@ class Store:
 
     def join(self) -> None:
         """Check that what is in the folder, if anything, has these settings."""
-        known = _read_json(self.folder / _SETTINGS)
-        if known is not None and known != self.settings:
+        stored = _read_json(self.folder / _SETTINGS)
+        if stored is not None and stored != self.settings:
             raise OtherSettings(
                 f"{self.folder} holds an audit with other settings: "
-                f"{'; '.join(_differences(known, self.settings))}. Choose another folder, or leave "
-                "out --resume to begin again"
+                f"{'; '.join(_differences(stored, self.settings))}. Choose another folder, or "
+                "leave out --resume to begin again"
             )
 
     def _remove(self, *patterns: str) -> None:
@@ -85,7 +85,7 @@ class Store:
         return self.folder / f"{unit}.npz"
 
     def save(self, unit: str, tallies: Tallies) -> None:
-        arrays = {name: value.cpu().numpy() for name, value in sorted(tallies.items())}
+        arrays = {name: x.cpu().numpy() for name, x in sorted(to_arrays(tallies).items())}
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         content = buffer.getvalue()
@@ -104,27 +104,28 @@ class Store:
             self.set_aside.append(aside)
             return None
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        return from_arrays(Tallies, tensors)
 
     def _checksum(self, unit: str, content: bytes) -> bytes:
-        own = hashlib.sha256(self._key).digest() + hashlib.sha256(unit.encode()).digest()
-        return hashlib.sha256(own + content).digest()
+        owner = hashlib.sha256(self._key).digest() + hashlib.sha256(unit.encode()).digest()
+        return hashlib.sha256(owner + content).digest()
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     """None: not there, or damaged; the units' checksums hold the settings too."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
-def _differences(known: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    names = sorted(name for name in known.keys() | now.keys() if known.get(name) != now.get(name))
-    return [f"{name} was {_short(known.get(name))}, is {_short(now.get(name))}" for name in names]
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return [f"{name} was {_cut(old.get(name))}, is {_cut(new.get(name))}" for name in names]
 
 
-def _short(value: Any) -> str:
+def _cut(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

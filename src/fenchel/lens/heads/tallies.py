@@ -1,264 +1,289 @@
-"""What an audit counts of an attention call: sums over queries, a number a head, so that texts can
-be added in any chunks and forgotten.
+"""What an audit has counted: sums over queries, so that texts can be added in any chunks.
 
-Every tally is a tensor in float64 whose first axis is the head. `count` is the number of queries
-that were counted; a mean is a sum over it.
+Every tally is a tensor in float64 whose first axis is the head. Each record holds the number of
+queries, texts or problems that its sums are over; a mean is a sum over that number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from fenchel._numerics import where
-from fenchel._solution import Status
-from fenchel._solve import solve
-from fenchel.bounds.query import query_bound
-from fenchel.dual import estimate, first_order
-from fenchel.lens.heads.capture import Call, normalised
-from fenchel.lens.heads.material import Tokens
-from fenchel.lens.heads.projection import Projection
-from fenchel.regularizers import Shannon, Tsallis
-
-BINS = 20
-REACH = 16  # tokens to either side, of the mass by offset
-Tallies = dict[str, Tensor]
+_LARGEST = {"by": torch.maximum}  # of a field that is a maximum and not a sum
+_BETWEEN = ":"  # of the parts of an array's name; "/" stands within the name of a place
+T = TypeVar("T")
 
 
-def added(total: Tallies, more: Mapping[str, Tensor]) -> Tallies:
-    """The sum, name by name; maxima where the name says so."""
-    joined = dict(total)
-    for name, value in more.items():
-        if name not in joined:
-            joined[name] = value
-        elif name.rpartition("/")[2].startswith("largest_"):
-            joined[name] = torch.maximum(joined[name], value)
-        else:
-            joined[name] = joined[name] + value
-    return joined
+@dataclass(frozen=True, eq=False)
+class WeightTally:
+    """Over queries. Histograms (H, bins); agreement (H, H): cosines of the weights of two heads."""
+
+    queries: Tensor
+    entropy: Tensor
+    entropy_share: Tensor
+    entropy_share_histogram: Tensor
+    effective_support: Tensor
+    top_weight_histogram: Tensor
+    mass_first: Tensor
+    mass_special: Tensor
+    mass_separator: Tensor
+    agreement: Tensor
 
 
-class Counted:
-    """One call, its weights once, and which of its queries count."""
+@dataclass(frozen=True, eq=False)
+class OffsetTally:
+    """Where queries and keys are the same tokens: distance; mass by key - query (H, offsets)."""
 
-    def __init__(
-        self, call: Call, asking: Tokens, asked: Tokens, heads: Sequence[int] | None = None
-    ) -> None:
-        self.whole = call
-        self.heads = list(range(call.heads)) if heads is None else list(heads)
-        self.call = call if heads is None else call.only(heads)
-        self.asking, self.asked = asking, asked
-        self.seen = self.call.seen()  # (B, H, Q, n)
-        self.scores = self.call.scores()
-        self.weights = normalised(self.scores)
-        self.counts = self.seen.any(-1) & asking.real[:, None]  # (B, H, Q)
-        self._check_finite()
+    queries: Tensor
+    distance: Tensor
+    mass: Tensor
 
-    def _check_finite(self) -> None:
-        """A NaN would pass for a row that sees nothing."""
-        scores = ~self.scores.isfinite() & self.seen & self.counts.unsqueeze(-1)
-        output = ~self.call.output.isfinite().all(-1).transpose(1, 2) & self.counts  # (B, H, Q)
-        wrong = (scores.any(-1) | output).any(2).any(0)  # (H)
-        if bool(wrong.any()):
-            head = self.heads[int(wrong.nonzero()[0])]
-            raise ValueError(
-                f"attention is NaN or infinite in {self.call.kind} layer {self.call.layer}, head "
-                f"{head}: the weights are damaged, or the precision is too low for them; use "
-                "float32 or float64"
+
+@dataclass(frozen=True, eq=False)
+class SwitchTally:
+    """The heads at one alpha. change: |y' - y| / |y|; square: |y' - y|^2; links kept, as a number
+    (support) and as a share. layer_square, layer_all: the square of the move of the layer's output,
+    this head switched alone or with all others; None where the layer's projection is not known."""
+
+    change: Tensor
+    square: Tensor
+    support: Tensor
+    kept: Tensor
+    layer_square: Tensor | None = None
+    layer_all: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WhatIfTally:
+    """square, layer_square: |y|^2 of the heads and of the layer's output. by_alpha: "1.5" -> …"""
+
+    queries: Tensor
+    square: Tensor
+    by_alpha: dict[str, SwitchTally]
+    layer_square: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BoundTally:
+    """The bound of |Δoutput| / |Δquery|, text by text."""
+
+    texts: Tensor
+    bound: Tensor
+    largest: Tensor = field(metadata=_LARGEST)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviationTally:
+    """Over the problems that were solved; see `fenchel.lens.Deviations`."""
+
+    count: Tensor
+    multiplier: Tensor
+    mean: Tensor
+    mean_shift: Tensor
+    parameter: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PreferenceTally:
+    """Of u ~ exp(bias). support: exp of its entropy. by_offset: the bias over pairs at
+    key - query, and how many pairs there were."""
+
+    queries: Tensor
+    support: Tensor
+    by_offset: Tensor
+    pairs: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FisherTally:
+    """The Fisher information of the weights: the trace in the scores; in the query (H, f, f)."""
+
+    queries: Tensor
+    scores: Tensor
+    query: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTally:
+    """The exact |Δoutput| / |Δquery| at the texts' queries. share: of the largest of a text, over
+    the bound of the text."""
+
+    queries: Tensor
+    texts: Tensor
+    constant: Tensor
+    share: Tensor
+    largest: Tensor = field(metadata=_LARGEST)
+
+
+@dataclass(frozen=True, eq=False)
+class AdvantageTally:
+    """size: sum_j |dLoss/ds_j|; special: the part of it at special tokens. agreement: the rank
+    correlation with minus gradient x input, text by text; None for a model without embeddings."""
+
+    queries: Tensor
+    size: Tensor
+    special: Tensor
+    texts: Tensor | None = None
+    agreement: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AttackTally:
+    """The bound of one text, and the largest constant that an attack on it observed."""
+
+    certified: Tensor
+    attacked: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class OutputTally:
+    """The model's output before and after a switch: cosine of the embeddings, the square of their
+    difference and of their length. tokens, kl: of a language model's predictions."""
+
+    texts: Tensor
+    cosine: Tensor
+    apart: Tensor
+    size: Tensor
+    tokens: Tensor | None = None
+    kl: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RecipeTally:
+    """The share of links that the recipe keeps, and its alpha."""
+
+    queries: Tensor
+    kept: Tensor
+    alpha: Tensor = field(metadata=_LARGEST)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionTally:
+    """Of one attention; None: not asked for, or not to be had."""
+
+    weights: WeightTally | None = None
+    offsets: OffsetTally | None = None
+    what_if: WhatIfTally | None = None
+    bounds: BoundTally | None = None
+    token_deviation: DeviationTally | None = None
+    head_deviation: DeviationTally | None = None
+    preference: PreferenceTally | None = None
+    fisher: FisherTally | None = None
+    local: LocalTally | None = None
+    advantage: AdvantageTally | None = None
+    attack: AttackTally | None = None
+    recipe: RecipeTally | None = None
+    model: dict[str, OutputTally] = field(default_factory=dict)  # by alpha, each head alone
+
+
+@dataclass(frozen=True, eq=False)
+class InputTally:
+    """tokens of all texts; cut: how many texts were too long. (1)"""
+
+    tokens: Tensor
+    cut: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MoveTally:
+    """How far texts moved: squares and the largest. (1)"""
+
+    texts: Tensor
+    square: Tensor
+    largest: Tensor = field(metadata=_LARGEST)
+
+
+@dataclass(frozen=True, eq=False)
+class Tallies:
+    """attentions by "kind/layer". everywhere: all heads switched, by alpha. recipe: how far it
+    moves the texts of the probe ("probe") and others ("unseen")."""
+
+    attentions: dict[str, AttentionTally] = field(default_factory=dict)
+    inputs: InputTally | None = None
+    everywhere: dict[str, OutputTally] = field(default_factory=dict)
+    recipe: dict[str, MoveTally] = field(default_factory=dict)
+
+
+# ---- what all records can do
+
+
+def add(first: T, second: T) -> T:
+    """The sum of two records, field by field; the maximum of fields that are maxima."""
+    total: T = _add(first, second, torch.add)
+    return total
+
+
+def _add(first: Any, second: Any, by: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, Tensor):
+        return by(first, second)
+    if isinstance(first, dict):
+        return {key: _add(first.get(key), second.get(key), by) for key in {**first, **second}}
+    return type(first)(
+        **{
+            one.name: _add(
+                getattr(first, one.name), getattr(second, one.name), one.metadata.get("by", by)
             )
-
-    def layer_output(self, projection: Projection) -> Tensor:
-        """Of all heads, chosen or not. (B, Q, width)"""
-        return projection.whole(self.whole.output.double().transpose(1, 2))
-
-    def switched(self, alpha: float | Tensor) -> Tensor:
-        """The weights of entmax at this alpha, a number or (H, 1). (B, H, Q, n)"""
-        scores = where(self.seen, self.scores, 0.0)
-        return solve(scores, Tsallis(alpha), base=self.seen).weights
-
-    def total(self, values: Tensor) -> Tensor:
-        """(B, H, Q) -> (H), over the queries that count."""
-        return where(self.counts, values, 0.0).sum((0, 2))
-
-    def histogram(self, shares: Tensor) -> Tensor:
-        """(B, H, Q) in [0, 1] -> (H, BINS): how many queries in each."""
-        place = (shares * BINS).long().clamp(0, BINS - 1)
-        marks = torch.nn.functional.one_hot(place, BINS).double()
-        return (marks * self.counts.unsqueeze(-1)).sum((0, 2))
+            for one in dataclasses.fields(first)
+        }
+    )
 
 
-def weight_tallies(counted: Counted) -> Tallies:
-    """Entropy, effective support, where the mass is, how far it reaches, agreement of heads."""
-    p = counted.weights
-    entropy = -torch.xlogy(p, p).sum(-1)
-    most = counted.seen.sum(-1).clamp_min(2).log()
-    share = (entropy / most).clamp(0, 1)
-    received = where(counted.counts.unsqueeze(-1), p, 0.0).sum(2)  # (B, H, n)
-    first = _first(counted.asked.real)
-    made = {
-        "entropy": counted.total(entropy),
-        "entropy_share": counted.total(share),
-        "entropy_share_histogram": counted.histogram(share),
-        "effective_support": counted.total(entropy.exp()),
-        "top_weight_histogram": counted.histogram(p.amax(-1)),
-        "mass_first": (received * first[:, None]).sum((0, 2)),
-        "mass_special": (received * counted.asked.special[:, None]).sum((0, 2)),
-        "mass_separator": (received * (counted.asked.special & ~first)[:, None]).sum((0, 2)),
-        "agreement": _agreement(counted),
-    }
-    if counted.call.kind != "cross":
-        made |= _places(counted)
-    return made
+def transform(record: T, change: Callable[[Tensor], Tensor]) -> T:
+    """Every tensor of the record changed."""
+    values = {name: change(x) for name, x in to_arrays(record).items()}
+    return from_arrays(type(record), values)
 
 
-def _places(counted: Counted) -> Tallies:
-    """Where queries and keys are the same tokens: how far, and the mass by key - query."""
-    p = where(counted.counts.unsqueeze(-1), counted.weights, 0.0).sum(0)  # (H, Q, n)
-    return {
-        "distance": (p * offsets(p).abs()).sum((1, 2)),
-        "mass_by_offset": by_offset(p),
-    }
+def stack(records: list[T]) -> T:
+    """Along a new first axis."""
+    rows = [to_arrays(record) for record in records]
+    values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return from_arrays(type(records[0]), values)
 
 
-def _first(real: Tensor) -> Tensor:
-    """True at the first real token. (B, n)"""
-    return real & (real.cumsum(-1) == 1)
-
-
-def _agreement(counted: Counted) -> Tensor:
-    """Cosine of the weights of two heads, summed over queries. (H, H)"""
-    p = counted.weights / counted.weights.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    p = where(counted.counts.unsqueeze(-1), p, 0.0)
-    flat = p.transpose(0, 1).flatten(1)  # (H, B Q n)
-    return flat @ flat.mT
-
-
-def what_if_tallies(
-    counted: Counted, alphas: tuple[float, ...], projection: Projection | None
-) -> Tallies:
-    """Of every alpha: how far the head's and the layer's output would move, and the support.
-
-    change_2: the sum over queries of |y' - y| / |y|; square_2 and square: of |y' - y|^2 and |y|^2;
-    layer_square_2, layer_all_2 and layer_square: the same of the layer's output, this head switched
-    alone or with all the others.
-    """
-    _, values = counted.call.repeated()
-    output = counted.weights @ values
-    length = output.norm(dim=-1)
-    made = {"square": counted.total(length.square())}
-    own = None if projection is None else projection.only(counted.heads)
-    if projection is not None:
-        made["layer_square"] = _layer_square(counted, counted.layer_output(projection))
-    for alpha in alphas:
-        weights = counted.switched(alpha)
-        moved = weights @ values - output  # (B, H, Q, e)
-        size, kept = moved.norm(dim=-1), (weights > 0).double().sum(-1)
-        made[f"change_{alpha:g}"] = counted.total(size / length.clamp_min(1e-300))
-        made[f"square_{alpha:g}"] = counted.total(size.square())
-        made[f"support_{alpha:g}"] = counted.total(kept)
-        made[f"kept_{alpha:g}"] = counted.total(kept / counted.seen.sum(-1).clamp_min(1))
-        if own is not None:
-            alone = ((moved @ own.grams()) * moved).sum(-1)
-            made[f"layer_square_{alpha:g}"] = counted.total(alone)
-            together = torch.einsum("bhqe,hew->bqw", moved, own.weight)
-            made[f"layer_all_{alpha:g}"] = _layer_square(counted, together)
-    return made
-
-
-def _layer_square(counted: Counted, outputs: Tensor) -> Tensor:
-    """(B, Q, width) -> the sum of squares over the queries that count, for every head. (H)"""
-    return counted.total(outputs.square().sum(-1)[:, None].expand(counted.counts.shape))
-
-
-def certificate_tallies(counted: Counted) -> Tallies:
-    """The certified constant of query -> output, text by text: its sum, and the largest. (H)"""
-    bounds = text_bounds(counted)
-    return {
-        "bound": bounds.sum(0),
-        "largest_bound": bounds.amax(0),
-        "texts": torch.full_like(bounds[0], len(bounds)),
-    }
-
-
-def text_bounds(counted: Counted) -> Tensor:
-    """The certified constant of query -> output, with the keys of each text. (B, H)"""
-    keys, values = counted.call.repeated()
-    temperature = Shannon(1 / counted.call.scaling)
-    bounds = [
-        query_bound(keys[text][:, real], values[text][:, real], temperature)
-        for text, real in enumerate(counted.asked.real)
-    ]
-    return torch.stack(bounds)
-
-
-def head_deviation_tallies(counted: Counted) -> Tallies:
-    """How far attention is from the estimate that it approximates, in the head's own space.
-
-    Templates scaling k_i, evidence q, reliability 1, preference by the bias: the scores are
-    <t_i, z> + log u_i, so ordinary attention is the first-order solution.
-    """
-    call = counted.call
-    keys, _ = call.repeated()
-    templates = (call.scaling * keys).unsqueeze(2)  # (B, H, 1, n, f)
-    seen, preference = counted.seen, None
-    if call.bias is not None:
-        bias = _bias(counted, call.bias)
-        top = where(seen.any(-1, keepdim=True), bias.amax(-1, keepdim=True), 0.0)
-        preference = (bias - top).exp()
-    problem = (templates, preference, call.query.to(keys.dtype), 1.0)
-    exact = estimate(*problem, mask=seen)
-    off = first_order(*problem, mask=seen).compare(exact)
-    solved = counted.counts & (exact.status == int(Status.OK))
-    made = {"head_deviation_count": solved.double().sum((0, 2))}
-    for name in ("multiplier", "mean", "mean_shift"):
-        values = where(solved & getattr(off, name).isfinite(), getattr(off, name), 0.0)
-        made[f"head_deviation_{name}"] = values.sum((0, 2))
-    return made
-
-
-def preference_tallies(counted: Counted) -> Tallies:
-    """The preference u ~ exp(bias) over keys that a position bias implies, before any content.
-
-    preference_support: the sum over queries of the exponential of its entropy. by offset: the sum
-    of the bias over pairs at key - query, and how many there were.
-    """
-    call = counted.call
-    if call.bias is None or call.kind == "cross" or not _varies(call.bias):
+def to_arrays(record: Any) -> dict[str, Tensor]:
+    """Every tensor by its place in the record, such as "inputs:tokens"."""
+    if isinstance(record, Tensor):
+        return {"": record}
+    if record is None:
         return {}
-    bias = _bias(counted, call.bias)  # (B, H, Q, n)
-    u = normalised(bias)
-    support = (-torch.xlogy(u, u).sum(-1)).exp()
-    pairs = counted.seen & counted.counts.unsqueeze(-1)
+    names = record if isinstance(record, dict) else [one.name for one in dataclasses.fields(record)]
+    parts = record if isinstance(record, dict) else vars(record)
     return {
-        "preference_support": counted.total(support),
-        "preference_by_offset": by_offset(where(pairs, bias, 0.0).sum(0)),
-        "preference_pairs": by_offset(pairs.double().sum(0)),
+        f"{name}{_BETWEEN}{inner}" if inner else name: x
+        for name in names
+        for inner, x in to_arrays(parts[name]).items()
     }
 
 
-def _bias(counted: Counted, bias: Tensor) -> Tensor:
-    """-inf where not seen. (B, H, Q, n)"""
-    return where(counted.seen, bias.double().expand_as(counted.scores), -torch.inf)
+def from_arrays(kind: type[T], arrays: Mapping[str, Tensor]) -> T:
+    """The record whose arrays these are."""
+    record: T = _build(kind, arrays)
+    return record
 
 
-def _varies(bias: Tensor) -> bool:
-    """Not only a mask in the guise of a bias: zero wherever it is finite."""
-    finite = bias[bias.isfinite()]
-    return bool((finite != 0).any())
-
-
-def by_offset(pairs: Tensor) -> Tensor:
-    """(H, Q, n) -> (H, 2 REACH + 1): the sums over key - query = -REACH .. REACH."""
-    apart = offsets(pairs)
-    near = apart.abs() <= REACH
-    made = pairs.new_zeros(len(pairs), 2 * REACH + 1)
-    return made.index_add_(1, apart[near] + REACH, pairs[:, near])
-
-
-def offsets(pairs: Tensor) -> Tensor:
-    """key - query; where a cache comes first, queries are the last of the keys. (Q, n)"""
-    queries, keys = pairs.shape[-2:]
-    row = torch.arange(queries, device=pairs.device) + keys - queries
-    return torch.arange(keys, device=pairs.device) - row[:, None]
+def _build(kind: Any, arrays: Mapping[str, Tensor]) -> Any:
+    if kind is Tensor:
+        return arrays[""]
+    if get_origin(kind) in (Union, types.UnionType):
+        (some,) = (one for one in get_args(kind) if one is not types.NoneType)
+        return _build(some, arrays) if arrays else None
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, x in arrays.items():
+        first, _, inner = name.partition(_BETWEEN)
+        parts.setdefault(first, {})[inner] = x
+    if get_origin(kind) is dict:
+        return {key: _build(get_args(kind)[1], part) for key, part in parts.items()}
+    hints = get_type_hints(kind)
+    unknown = sorted(parts.keys() - hints.keys())
+    if unknown:
+        raise KeyError(f"{kind.__name__} has no {unknown[0]}; was it written by another version?")
+    return kind(**{name: _build(hint, parts.get(name, {})) for name, hint in hints.items()})

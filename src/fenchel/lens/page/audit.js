@@ -18,17 +18,16 @@ function buildEverywhere() {
 
 function recipeColumns() {
   const heads = new Map(audit.recipe.heads.map((head) => [keyOf(head), head]));
-  const made = (name, title, explain) => ({name, title, explain, unit: "", scale: "linear",
+  const column = (name, title, explain) => ({name, title, explain, unit: "", scale: "linear",
     value: (row) => heads.get(keyOf(row))?.[name] ?? null});
-  return [made("alpha", "α", "The α that the recipe gives this head; 1 is softmax."),
-    made("kept", "share of links kept", "The share of this head's links that stay above zero.")];
+  return [column("alpha", "α", "The α that the recipe gives this head; 1 is softmax."),
+    column("kept", "share of links kept", "The share of this head's links that stay above zero.")];
 }
 
-// One number, or {"probe" | "unseen": {texts, root_mean_square, largest}}.
+// moved: {"probe" | "unseen": {texts, root_mean_square, largest}}.
 function movedBy(moved) {
-  if (moved === null || typeof moved !== "object") return percent(moved);
-  return Object.entries(moved).map(([which, found]) => `${percent(found.root_mean_square)} ` +
-    `(at most ${percent(found.largest)}) on ${found.texts} ${which === "probe" ? "of the probe" : which}`)
+  return Object.entries(moved).map(([which, move]) => `${percent(move.root_mean_square)} ` +
+    `(at most ${percent(move.largest)}) on ${move.texts} ${which === "probe" ? "of the probe" : which}`)
     .join(" and by ");
 }
 
@@ -44,12 +43,11 @@ function buildRecipe() {
   };
   draw("alpha");
   const moved = movedBy(recipe.moved);
-  const cosine = (recipe.cosine ?? null) === null ? "" : ` (cosine ${Number(recipe.cosine.toFixed(5))})`;
   const apply = 'fenchel.hf.convert(model, "recipe.json")';
   document.getElementById("recipe-area").replaceChildren(
     el("p", {text: `An α for every head, so that the output moves by at most ${percent(recipe.tolerance)} ` +
       `of its length: together they keep ${percent(recipe.kept)} of the links, and the output moves by ` +
-      `${moved}${cosine}.`}),
+      `${moved}.`}),
     el("p", {}, "To apply it: ", el("code", {text: apply})),
     el("div", {class: "controls"}, choice("colour by", options.map((o) => [o.name, o.title]), "alpha", draw)),
     area);

@@ -120,29 +120,29 @@ function pathOf(points) {
 
 // Falling eigenvalues, on a logarithmic scale over at most eight powers of ten.
 function spectrumChart(values) {
-  const found = values.filter((value) => value > 0);
-  if (!found.length) return null;
-  const top = found[0];
-  const least = Math.max(found[found.length - 1], top * 1e-8);
+  const positive = values.filter((value) => value > 0);
+  if (!positive.length) return null;
+  const top = positive[0];
+  const least = Math.max(positive[positive.length - 1], top * 1e-8);
   const wide = Math.log(top / least) || 1;
   const {drawn, figure} = chart("Fisher spectrum, falling", "Fisher spectrum in query space");
-  const points = found.map((value, i) => [
-    across(found.length > 1 ? i / (found.length - 1) : 0.5),
+  const points = positive.map((value, i) => [
+    across(positive.length > 1 ? i / (positive.length - 1) : 0.5),
     upward(Math.max(0, Math.log(value / least) / wide))]);
   drawn.append(svg("path", {d: pathOf(points), class: "curve"}));
   points.forEach(([cx, cy], i) => drawn.append(svg("circle", {cx, cy, r: 1.8, class: "dot"},
-    svg("title", {text: `${i + 1}: ${format(found[i])}`}))));
+    svg("title", {text: `${i + 1}: ${format(positive[i])}`}))));
   axisText(drawn, CHART.left - 4, upward(1) + 7, brief(top), "end");
   axisText(drawn, CHART.left - 4, upward(0), brief(least), "end");
-  base(drawn, "eigenvalue, from the largest", ["1", String(found.length)]);
+  base(drawn, "eigenvalue, from the largest", ["1", String(positive.length)]);
   return figure;
 }
 
 // A curve over key − query. least: where the axis begins, if not at the smallest value.
 function offsetChart(offsets, values, title, least = Infinity) {
-  const known = offsets.map((offset, i) => [offset, values[i]]).filter(([, y]) => y !== null);
-  if (known.length < 2) return null;
-  const ys = known.map(([, y]) => y);
+  const measured = offsets.map((offset, i) => [offset, values[i]]).filter(([, y]) => y !== null);
+  if (measured.length < 2) return null;
+  const ys = measured.map(([, y]) => y);
   const [low, high] = [Math.min(...ys, least), Math.max(...ys)];
   const [first, last] = [offsets[0], offsets[offsets.length - 1]];
   const x = (offset) => across((offset - first) / (last - first));
@@ -151,8 +151,8 @@ function offsetChart(offsets, values, title, least = Infinity) {
   if (first < 0 && last > 0) {
     drawn.append(svg("line", {x1: x(0), x2: x(0), y1: upward(0), y2: upward(1), class: "grid"}));
   }
-  drawn.append(svg("path", {d: pathOf(known.map(([o, v]) => [x(o), y(v)])), class: "curve"}));
-  known.forEach(([o, v]) => drawn.append(svg("circle", {cx: x(o), cy: y(v), r: 1.8, class: "dot"},
+  drawn.append(svg("path", {d: pathOf(measured.map(([o, v]) => [x(o), y(v)])), class: "curve"}));
+  measured.forEach(([o, v]) => drawn.append(svg("circle", {cx: x(o), cy: y(v), r: 1.8, class: "dot"},
     svg("title", {text: `key − query = ${o}: ${format(v)}`}))));
   axisText(drawn, CHART.left - 4, upward(1) + 7, format(high), "end");
   axisText(drawn, CHART.left - 4, upward(0), format(low), "end");

@@ -15,8 +15,8 @@ const SIDES = {encoder: ["encoder", "encoder"], decoder: ["decoder", "decoder"],
 // Patches have no line to be apart on: their order is that of reading, row by row.
 function ofPatches(column) {
   const ordered = ["mass_previous", "mass_next", "distance"].includes(column.name);
-  const own = ["entropy", "entropy_share", "effective_support", "mass_self"].includes(column.name);
-  if (!ordered && !own) return column;
+  const countsTokens = ["entropy", "entropy_share", "effective_support", "mass_self"].includes(column.name);
+  if (!ordered && !countsTokens) return column;
   const worded = (text) => text.replace(/\btokens\b/g, "patches").replace(/\btoken\b/g, "patch");
   const unit = column.name === "distance" ? "patches, in reading order" : worded(column.unit);
   const order = ordered && column.name !== "distance" ? ", in reading order" : "";
@@ -39,8 +39,8 @@ for (const row of rows) {
 const placeInLayer = (row) => layers.get(layerKey(row)).indexOf(row);
 
 function layersOf(kind) {
-  const found = [...layers.values()].filter((members) => members[0].kind === kind);
-  return found.sort((one, other) => one[0].layer - other[0].layer);
+  const ofKind = [...layers.values()].filter((members) => members[0].kind === kind);
+  return ofKind.sort((one, other) => one[0].layer - other[0].layer);
 }
 
 // A column of the document, or one of ours with a function `value`.
@@ -262,8 +262,8 @@ document.addEventListener("scroll", hideTip, {passive: true, capture: true});
 
 function tipped(container, lines, {below = false} = {}) {
   const show = (event) => {
-    const made = event.target instanceof Element ? lines(event.target) : null;
-    if (made) showTip(event.target, made, below);
+    const shown = event.target instanceof Element ? lines(event.target) : null;
+    if (shown) showTip(event.target, shown, below);
     else hideTip();
   };
   container.addEventListener("mouseover", show);

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -18,7 +18,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fenchel.lens.page.facts import Document
+from fenchel.lens.document import Document, OffsetPreference
 from fenchel.lens.page.maps import (
     FAINT_COLOR,
     INK_COLOR,
@@ -37,6 +37,7 @@ _MARKS = ("o", "s", "^", "D")
 
 Make = Callable[[], Figure]
 Paint = Callable[[Axes, Any], None]
+Entry = TypeVar("Entry")
 
 
 def save_figures(
@@ -46,30 +47,30 @@ def save_figures(
 
     advance: called with the share of the work done since the last call.
     """
-    wanted = list(figures(document))
+    named = list(figures(document))
     target = folder / "figures"
     target.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    for name, make in wanted:
+    for name, make in named:
         paths += save(make(), target / name)
         if advance is not None:
-            advance(1 / len(wanted))
+            advance(1 / len(named))
     return paths
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """stem.png and stem.svg."""
-    made = [stem.with_name(f"{stem.name}.{form}") for form in ("png", "svg")]
+    png, svg = (stem.with_name(f"{stem.name}.{form}") for form in ("png", "svg"))
     with styled():
         take_literally(figure)
-        figure.savefig(made[0], dpi=DPI)
-        figure.savefig(made[1], metadata={"Date": None})  # the same file from the same numbers
-    return made
+        figure.savefig(png, dpi=DPI)
+        figure.savefig(svg, metadata={"Date": None})  # the same file from the same numbers
+    return [png, svg]
 
 
 def figures(document: Document) -> Iterator[tuple[str, Make]]:
     """(name, how it is made) of all figures that the document has numbers for."""
-    for column in (c["name"] for c in document["columns"]):
+    for column in (column.name for column in document.columns):
         for kind in kinds(document):
             if _has(document, kind, column):
                 yield f"map_{kind}_{_safe(column)}", partial(map_figure, document, column, kind)
@@ -80,34 +81,30 @@ def figures(document: Document) -> Iterator[tuple[str, Make]]:
 
 
 def _of_kind(document: Document, kind: str) -> Iterator[tuple[str, Make]]:
-    agreement = _layers(document["agreement"], kind)
+    agreement = _layers(document.agreement, kind)
     if any(len(table) > 1 for table in agreement.values()):
         yield f"agreement_{kind}", partial(_agreement_figure, agreement, kind)
-    for name, title in (
-        ("entropy_share", "entropy / largest entropy"),
-        ("top_weight", "largest weight"),
-    ):
-        found = {
-            layer: tables[name]
-            for layer, tables in _layers(document["histograms"], kind).items()
-            if name in tables
-        }
-        if found:
-            stem = "entropy" if name == "entropy_share" else name
-            yield f"{stem}_histograms_{kind}", partial(_histograms, found, kind, title)
-    spectra = _layers(document["spectra"], kind)
+    histograms = _layers(document.histograms, kind)
+    if histograms:
+        shares = {layer: one.entropy_share for layer, one in histograms.items()}
+        title = "entropy / largest entropy"
+        yield f"entropy_histograms_{kind}", partial(_histograms, shares, kind, title)
+        weights = {layer: one.top_weight for layer, one in histograms.items()}
+        yield f"top_weight_histograms_{kind}", partial(_histograms, weights, kind, "largest weight")
+    spectra = _layers(document.spectra, kind)
     if spectra:
         yield f"spectra_{kind}", partial(_spectra, spectra, kind)
-    preference = _layers(document["preference"], kind)
+    preference = _layers(document.preference, kind)
     if preference:
         yield f"preference_{kind}", partial(_preference, preference, kind)
-    recipe = document["recipe"] or {"heads": []}
-    if any(head["kind"] == kind for head in recipe["heads"]):
-        yield f"recipe_{kind}", partial(recipe_figure, document, kind)
+    recipe = document.recipe
+    if recipe is not None and any(head.kind == kind for head in recipe.heads):
+        several = len(kinds(document)) > 1
+        yield f"recipe_{kind}", partial(recipe_figure, recipe, kind, several)
 
 
 def _has(document: Document, kind: str, column: str) -> bool:
-    rows = (row for row in document["rows"] if row["kind"] == kind)
+    rows = (row for row in document.rows if row.kind == kind)
     return any(row.get(column) is not None for row in rows)
 
 
@@ -115,33 +112,33 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 
-def _layers(tables: Mapping[str, Any], kind: str) -> dict[int, Any]:
-    """By layer, in order."""
-    parts = ((name.split("/"), table) for name, table in tables.items())
-    found = {int(layer): table for (own, layer), table in parts if own == kind}
-    return dict(sorted(found.items()))
+def _layers(entries: Mapping[str, Entry], kind: str) -> dict[int, Entry]:
+    """Those of one kind by layer, in order. entries: by "kind/layer"."""
+    parts = ((name.split("/"), entry) for name, entry in entries.items())
+    by_layer = {int(layer): entry for (other, layer), entry in parts if other == kind}
+    return dict(sorted(by_layer.items()))
 
 
-def _multiples(found: Mapping[int, Any], title: str, paint: Paint, size: float = 1.35) -> Figure:
+def _multiples(tables: Mapping[int, Any], title: str, paint: Paint, size: float = 1.35) -> Figure:
     """One small panel for each layer, all with the same axes. size: inches, of a panel.
 
     Placed by hand: with the panels of eighty layers a layout engine takes minutes.
     """
-    columns = min(_COLUMNS, len(found))
-    rows = -(-len(found) // columns)
+    columns = min(_COLUMNS, len(tables))
+    rows = -(-len(tables) // columns)
     left, gap, above, below = 0.6, 0.22, 0.62, 0.35
     width = max(left + columns * (size * 1.15 + gap) + 0.75, title_width(title))
     height = above + rows * (size + gap) + below
     with styled({"axes.titlesize": 8.5, "axes.titlepad": 2}):
         figure = Figure(figsize=(width, height))
         figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=11, va="center")
-        for place, (layer, table) in enumerate(found.items()):
+        for place, (layer, table) in enumerate(tables.items()):
             row, column = divmod(place, columns)
             x, y = left + column * (size * 1.15 + gap), height - above - row * (size + gap) - size
             ax = figure.add_axes((x / width, y / height, size * 1.15 / width, size / height))
             paint(ax, table)
             ax.set_title(f"layer {layer}")
-            last = place + columns >= len(found)
+            last = place + columns >= len(tables)
             ax.tick_params(length=2, labelsize=7, labelleft=column == 0, labelbottom=last)
         _same_limits(figure.axes)
     return figure
@@ -215,18 +212,17 @@ def _histograms(tables: Mapping[int, Any], kind: str, title: str) -> Figure:
 def _spectra(tables: Mapping[int, Any], kind: str) -> Figure:
     def paint(ax: Axes, table: Any) -> None:
         ax.set_yscale("log")
-        known = [[value for value in values or () if value and value > 0] for values in table]
-        _lines(ax, [np.stack([np.arange(1, len(v) + 1), v], -1) for v in known if v])
+        positive = [[value for value in values if value and value > 0] for values in table]
+        _lines(ax, [np.stack([np.arange(1, len(v) + 1), v], -1) for v in positive if v])
         ax.yaxis.set_minor_locator(NullLocator())
 
     return _multiples(tables, f"Fisher spectrum of each head, {kind}", paint)
 
 
-def _preference(tables: Mapping[int, Any], kind: str) -> Figure:
-    def paint(ax: Axes, table: Any) -> None:
+def _preference(tables: Mapping[int, OffsetPreference], kind: str) -> Figure:
+    def paint(ax: Axes, table: OffsetPreference) -> None:
         ax.axvline(0, color=FAINT_COLOR, linewidth=0.6)
-        curves = [_numbers(curve) for curve in table["log"] if curve is not None]
-        _lines(ax, [np.stack([table["offsets"], curve], -1) for curve in curves])
+        _lines(ax, [np.stack([table.offsets, _numbers(curve)], -1) for curve in table.log])
 
     return _multiples(tables, f"log preference of each head by key − query, {kind}", paint)
 
@@ -238,19 +234,19 @@ _KEPT, _MOVED = ("kept", "support"), ("moved", "change")
 
 def what_if_pairs(document: Document) -> list[tuple[str, str, str]]:
     """(alpha, column of what is kept, column of what moved), where both are there."""
-    names = [column["name"] for column in document["columns"]]
-    made = []
+    names = [column.name for column in document.columns]
+    pairs = []
     for alpha in dict.fromkeys(name.partition("_")[2] for name in names if "_" in name):
         kept = next((f"{start}_{alpha}" for start in _KEPT if f"{start}_{alpha}" in names), None)
         moved = next((f"{start}_{alpha}" for start in _MOVED if f"{start}_{alpha}" in names), None)
         if kept is not None and moved is not None:
-            made.append((alpha, kept, moved))
-    return made
+            pairs.append((alpha, kept, moved))
+    return pairs
 
 
 def what_if_figure(document: Document) -> Figure:
     """Every head as a point for every alpha: what it keeps against how far its output moves."""
-    titles = {column["name"]: column["title"] for column in document["columns"]}
+    titles = {column.name: column.title for column in document.columns}
     pairs = what_if_pairs(document)
     with styled():
         figure = Figure(figsize=(5.6, 3.8), layout="constrained")
@@ -273,15 +269,15 @@ def what_if_figure(document: Document) -> Figure:
 
 
 def _points(document: Document, kept: str, moved: str) -> tuple[list[float], list[float]]:
-    known = [(row.get(kept), row.get(moved)) for row in document["rows"]]
-    both = [(x, y) for x, y in known if x is not None and y is not None]
+    pairs = [(row.get(kept), row.get(moved)) for row in document.rows]
+    both = [(x, y) for x, y in pairs if x is not None and y is not None]
     return [x for x, _ in both], [y for _, y in both]
 
 
 def _common(titles: Sequence[str]) -> str:
     """The words that all titles end or begin with, so without alpha."""
     words = [title.replace(":", "").replace(",", "").split() for title in titles]
-    last = _shared([own[::-1] for own in words])[::-1]
+    last = _shared([title[::-1] for title in words])[::-1]
     first = _shared(words)
     if first[-1:] in (["α"], ["alpha"], ["at"]):
         first.pop()

@@ -49,17 +49,17 @@ const LABELS = [
 ];
 
 function headLabel(row) {
-  const known = (name) => columnNamed.has(name) && (row[name] ?? null) !== null;
-  const found = LABELS.find(([name, holds]) => known(name) && holds(row[name]));
-  if (found === undefined) return null;
-  const [name, , say] = found;
+  const isMeasured = (name) => columnNamed.has(name) && (row[name] ?? null) !== null;
+  const label = LABELS.find(([name, holds]) => isMeasured(name) && holds(row[name]));
+  if (label === undefined) return null;
+  const [name, , say] = label;
   return el("p", {class: "label", text: say(row[name], ofImages ? "patch" : "token")});
 }
 
 // The columns in which this head is among the first or the last.
 function standsOut(row) {
   const near = Math.max(1, Math.min(3, Math.floor(rows.length / 12)));
-  const found = [];
+  const extremes = [];
   for (const column of columns) {
     const rank = rankOf(row, column);
     if (rank === null || rank.count < 4) continue;
@@ -67,12 +67,12 @@ function standsOut(row) {
     const last = rank.count - rank.until + 1;
     if (ties > near) continue;
     const tied = ties > 1 ? ", tied" : "";
-    if (rank.place <= near) found.push([column, rank.place, "largest", tied]);
-    else if (last <= near) found.push([column, last, "smallest", tied]);
+    if (rank.place <= near) extremes.push([column, rank.place, "largest", tied]);
+    else if (last <= near) extremes.push([column, last, "smallest", tied]);
   }
-  found.sort((one, other) => one[1] - other[1]);
-  if (!found.length) return el("p", {class: "note", text: "No number of it is extreme among all heads."});
-  const items = found.slice(0, 6).map(([column, at, which, tied]) => el("li", {},
+  extremes.sort((one, other) => one[1] - other[1]);
+  if (!extremes.length) return el("p", {class: "note", text: "No number of it is extreme among all heads."});
+  const items = extremes.slice(0, 6).map(([column, at, which, tied]) => el("li", {},
     `${at === 1 ? "" : `${ordinal(at)} `}${which} `,
     el("a", {href: `#map/${encodeURIComponent(column.name)}`, text: column.title, title: column.explain}),
     ` of all heads${tied}: ${withUnit(valueOf(row, column), column)}`));
@@ -132,26 +132,26 @@ function chartsPart(row, around) {
   const place = placeInLayer(row);
   const name = layerKey(row);
   const order = ofImages ? " (reading order)" : "";
-  const found = [];
+  const charts = [];
   const histograms = audit.histograms[name];
   if (histograms?.entropy_share) {
-    found.push(histogram(histograms.entropy_share[place], "How spread its queries are",
+    charts.push(histogram(histograms.entropy_share[place], "How spread its queries are",
       "entropy / largest possible entropy"));
   }
   if (histograms?.top_weight) {
-    found.push(histogram(histograms.top_weight[place], "Largest weight of its queries", "largest weight"));
+    charts.push(histogram(histograms.top_weight[place], "Largest weight of its queries", "largest weight"));
   }
-  if (audit.spectra[name]?.[place]) found.push(spectrumChart(audit.spectra[name][place]));
+  if (audit.spectra[name]?.[place]) charts.push(spectrumChart(audit.spectra[name][place]));
   const preference = audit.preference[name];
   if (preference?.log[place]) {
-    found.push(offsetChart(preference.offsets, preference.log[place], `Preference by place, log${order}`));
+    charts.push(offsetChart(preference.offsets, preference.log[place], `Preference by place, log${order}`));
   }
   const masses = audit.offsets?.[name];
   if (masses?.mass[place]) {
-    found.push(offsetChart(masses.offsets, masses.mass[place], `Weight by place${order}`, 0));
+    charts.push(offsetChart(masses.offsets, masses.mass[place], `Weight by place${order}`, 0));
   }
-  if (audit.agreement[name] && around.length > 1) found.push(agreementStrip(row, around, audit.agreement[name][place]));
-  const shown = found.filter(Boolean);
+  if (audit.agreement[name] && around.length > 1) charts.push(agreementStrip(row, around, audit.agreement[name][place]));
+  const shown = charts.filter(Boolean);
   return shown.length ? part("charts", "How it behaves", el("div", {class: "charts"}, shown)) : null;
 }
 
@@ -176,9 +176,9 @@ function agreementStrip(row, around, cosines) {
 // ---- the certificate in words
 
 function certificatePart(row) {
-  const known = (name) => row[name] ?? null;
+  const numberOf = (name) => row[name] ?? null;
   const [bound, largest, local, most, tightness] =
-    ["bound", "largest_bound", "local", "largest_local", "tightness"].map(known);
+    ["bound", "largest_bound", "local", "largest_local", "tightness"].map(numberOf);
   if (bound === null && largest === null) return null;
   const unit = ofImages ? "image" : "text";
   const words = [];

@@ -15,8 +15,8 @@ function ordered(members, heads, column, sorted) {
     return heads.map((head) => there.get(head));
   }
   const falling = (row) => valueOf(row, column) ?? -Infinity;
-  const found = [...members].sort((one, other) => falling(other) - falling(one) || 0);
-  return heads.map((_, place) => found[place]);
+  const byValue = [...members].sort((one, other) => falling(other) - falling(one) || 0);
+  return heads.map((_, place) => byValue[place]);
 }
 
 function mapCell(row, column, scale, texts, sorted) {
@@ -84,8 +84,8 @@ function mapTip(cell, column) {
   const row = byKey.get(cell.dataset.key);
   const value = valueOf(row, column);
   const rank = value === null || column.value ? "" : rankText(row, column);
-  const said = [withUnit(value, column), rank].filter(Boolean).join(" · ");
-  return [headTitle(row), `${column.title}: ${said}`, column.explain];
+  const words = [withUnit(value, column), rank].filter(Boolean).join(" · ");
+  return [headTitle(row), `${column.title}: ${words}`, column.explain];
 }
 
 function mapPanel(kind, column, options) {

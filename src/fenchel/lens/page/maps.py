@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
-from fenchel.lens.page.facts import Document, Row, number
+from fenchel.lens.document import ColumnFacts, Document, ShownRecipe
+from fenchel.lens.page.sentences import number
 from fenchel.lens.pictures.draw import FAINT, INK, LIGHT, PAPER
 
 Array = NDArray[np.float64]
@@ -54,13 +55,12 @@ def map_figure(document: Document, column: str, kind: str | None = None) -> Figu
     kind: "encoder", "decoder" or "cross"; all that the model has if left out, one under another.
     What was not measured is hatched.
     """
-    meta = column_named(document, column)
-    shown = kinds(document) if kind is None else [_checked(document, kind)]
-    values = {name: grid(document, name, column) for name in shown}
-    every = [row[column] for row in document["rows"] if row.get(column) is not None]
-    return _drawn(
-        values, _title(meta, document), norm_of(every, meta["scale"]), len(kinds(document)) > 1
-    )
+    facts = column_named(document, column)
+    shown = kinds(document) if kind is None else [_check_kind(document, kind)]
+    grids = {name: grid(document, name, column) for name in shown}
+    numbers = [row[column] for row in document.rows if row.get(column) is not None]
+    several = len(kinds(document)) > 1
+    return _draw(grids, _title(facts, document), norm_of(numbers, facts.scale), several)
 
 
 def styled(more: Mapping[str, Any] | None = None) -> AbstractContextManager[None]:
@@ -70,19 +70,19 @@ def styled(more: Mapping[str, Any] | None = None) -> AbstractContextManager[None
 
 
 def kinds(document: Document) -> list[str]:
-    return list(dict.fromkeys(row["kind"] for row in document["rows"]))
+    return list(dict.fromkeys(row.kind for row in document.rows))
 
 
-def column_named(document: Document, name: str) -> Mapping[str, Any]:
-    known: dict[str, Mapping[str, Any]] = {c["name"]: c for c in document["columns"]}
-    if name in known:
-        return known[name]
-    near = get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
+def column_named(document: Document, name: str) -> ColumnFacts:
+    columns = {column.name: column for column in document.columns}
+    if name in columns:
+        return columns[name]
+    near = get_close_matches(name, columns, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(columns)}"
     raise ValueError(f"no column {name!r}; {hint}")
 
 
-def _checked(document: Document, kind: str) -> str:
+def _check_kind(document: Document, kind: str) -> str:
     if kind not in kinds(document):
         raise ValueError(f"kind must be of {', '.join(kinds(document))}, got {kind!r}")
     return kind
@@ -91,21 +91,23 @@ def _checked(document: Document, kind: str) -> str:
 class Grid:
     """values (layers, heads), masked where there is no number; the numbers of both axes."""
 
-    def __init__(self, rows: Iterable[Row], column: str) -> None:
-        rows = list(rows)
-        self.layers = sorted({row["layer"] for row in rows})
-        self.heads = sorted({row["head"] for row in rows})
+    def __init__(self, cells: Iterable[tuple[int, int, float | None]]) -> None:
+        """cells: (layer, head, number)"""
+        cells = list(cells)
+        self.layers = sorted({layer for layer, _, _ in cells})
+        self.heads = sorted({head for _, head, _ in cells})
         across = {head: place for place, head in enumerate(self.heads)}
         down = {layer: place for place, layer in enumerate(self.layers)}
         values = np.full((len(self.layers), len(self.heads)), np.nan)
-        for row in rows:
-            if row.get(column) is not None:
-                values[down[row["layer"]], across[row["head"]]] = row[column]
+        for layer, head, value in cells:
+            if value is not None:
+                values[down[layer], across[head]] = value
         self.values = np.ma.masked_invalid(values)
 
 
 def grid(document: Document, kind: str, column: str) -> Grid:
-    return Grid((row for row in document["rows"] if row["kind"] == kind), column)
+    rows = (row for row in document.rows if row.kind == kind)
+    return Grid((row.layer, row.head, row.get(column)) for row in rows)
 
 
 def norm_of(values: Sequence[float], scale: str) -> Normalize:
@@ -126,41 +128,39 @@ def colors_of(norm: Normalize) -> Colormap:
     return matplotlib.colormaps["RdBu_r" if both else "viridis"]
 
 
-def _title(meta: Mapping[str, Any], document: Document) -> str:
-    apart = meta["name"] == "distance" and document["inputs"]["what"] == "images"
-    unit = "patches, in reading order" if apart else meta["unit"]
-    return f"{meta['title']} ({unit})" if unit else str(meta["title"])
+def _title(column: ColumnFacts, document: Document) -> str:
+    apart = column.name == "distance" and document.inputs.what == "images"
+    unit = "patches, in reading order" if apart else column.unit
+    return f"{column.title} ({unit})" if unit else column.title
 
 
-def recipe_figure(document: Document, kind: str) -> Figure:
-    """The recipe's alpha of every head."""
-    heads = document["recipe"]["heads"]
-    values = {kind: Grid((head for head in heads if head["kind"] == kind), "alpha")}
-    norm = norm_of([head["alpha"] for head in heads if head["alpha"] is not None], "linear")
-    return _drawn(values, "recipe: alpha", norm, len(kinds(document)) > 1)
+def recipe_figure(recipe: ShownRecipe, kind: str, several: bool) -> Figure:
+    """The recipe's alpha of every head. several: whether the model has other kinds too."""
+    cells = ((head.layer, head.head, head.alpha) for head in recipe.heads if head.kind == kind)
+    alphas = [head.alpha for head in recipe.heads if head.alpha is not None]
+    return _draw({kind: Grid(cells)}, "recipe: alpha", norm_of(alphas, "linear"), several)
 
 
-def _cell(found: Iterable[Grid]) -> tuple[float, float]:
+def _cell_size(grids: Sequence[Grid]) -> tuple[float, float]:
     """Inches of a cell, so that maps of any model fit a page."""
-    found = list(found)
-    heads = max(len(one.heads) for one in found)
-    layers = sum(len(one.layers) for one in found)
+    heads = max(len(one.heads) for one in grids)
+    layers = sum(len(one.layers) for one in grids)
     return min(0.55, _WIDEST / heads), min(0.34, _TALLEST / layers)
 
 
-def _drawn(values: Mapping[str, Grid], title: str, norm: Normalize, several: bool) -> Figure:
+def _draw(grids: Mapping[str, Grid], title: str, norm: Normalize, several: bool) -> Figure:
     """Places are reckoned in inches: a layout engine would take longer than the drawing."""
-    wide, high = _cell(values.values())
-    heads = max(len(one.heads) for one in values.values())
+    wide, high = _cell_size(list(grids.values()))
+    heads = max(len(one.heads) for one in grids.values())
     left, right = 0.65, max(_SCALE, 3.2 - heads * wide)  # room for the title over few heads
     width = max(left + heads * wide + right, title_width(title))
     gap = 0.65
-    cells = sum(len(one.layers) for one in values.values()) * high
-    height = _TITLE + cells + gap * len(values)
+    cells = sum(len(one.layers) for one in grids.values()) * high
+    height = _TITLE + cells + gap * len(grids)
     with styled():
         figure = Figure(figsize=(width, height))
         top = height - _TITLE
-        for kind, one in values.items():
+        for kind, one in grids.items():
             tall, across = len(one.layers) * high, len(one.heads) * wide
             box = (left / width, (top - tall) / height, across / width, tall / height)
             ax = figure.add_axes(box)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from fenchel.lens.page.facts import Document, facts
-
-FORMAT = 1
+from fenchel.lens.document import Document
+from fenchel.lens.files import write_whole
+from fenchel.lens.page.sentences import make_sentences
 
 # One script, in this order: what comes later uses what came before.
 _SCRIPTS = (
@@ -38,21 +35,20 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 def render(document: Document) -> str:
     """The page as a string."""
-    _check(document)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["count"] = _count
     style, script = _resource("audit.css"), _script()
     return environment.from_string(_resource("audit.html")).render(
-        model=document["model"],
-        inputs=document["inputs"],
-        version=document["fenchel"],
-        facts=facts(document),
+        model=document.model,
+        inputs=document.inputs,
+        version=document.fenchel,
+        sentences=make_sentences(document),
         policy=_policy(style, script),
         style=Markup(style),
         script=Markup(script),
-        data=Markup(embedded(document)),
+        data=Markup(embed(document)),
     )
 
 
@@ -60,34 +56,21 @@ def write(document: Document, folder: Path) -> Path:
     """The page as folder/report.html, whole or not at all."""
     text = render(document)
     folder.mkdir(parents=True, exist_ok=True)
-    path, beside = folder / "report.html", folder / f".report.html.{os.getpid()}"
-    try:
-        # Half of a surrogate pair, which UTF-8 cannot hold, becomes a character reference.
-        beside.write_bytes(text.encode("utf-8", "xmlcharrefreplace"))
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    path = folder / "report.html"
+    # Half of a surrogate pair, which UTF-8 cannot hold, becomes a character reference.
+    write_whole(path, text.encode("utf-8", "xmlcharrefreplace"))
     return path
 
 
-def embedded(document: Mapping[str, Any]) -> str:
+def embed(document: Document) -> str:
     """The document as JSON in ASCII, safe inside a script element."""
     try:
-        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(document.to_json(), allow_nan=False, separators=(",", ":"))
     except ValueError as infinite:
         raise ValueError(
             f"the document must hold finite numbers, with None for what is missing: {infinite}"
         ) from infinite
     return text.translate(_ESCAPES)
-
-
-def _check(document: Document) -> None:
-    found = document.get("format")
-    if found != FORMAT:
-        raise ValueError(
-            f"document must have format {FORMAT}, got {found!r}; audit the model again with this "
-            "version, or draw the page with the version that made the document"
-        )
 
 
 def _script() -> str:

@@ -56,7 +56,7 @@ function pullLegend() {
 // The places that would gain the most and those that would lose the most, in words.
 function strongestPulls(gains, nameOf, most) {
   const places = [...gains.keys()].sort((one, other) => gains[other] - gains[one]);
-  const chips = (found) => found.map((place) => gainChip(nameOf(place), gains[place]));
+  const chips = (places) => places.map((place) => gainChip(nameOf(place), gains[place]));
   const gain = places.slice(0, most).filter((place) => gains[place] > 0);
   const lose = places.slice(-most).reverse().filter((place) => gains[place] < 0);
   if (!gain.length && !lose.length) return ["The loss does not pull here."];

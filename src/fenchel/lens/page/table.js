@@ -70,14 +70,14 @@ function buildTable() {
   const draw = (focus) => {
     const shown = groupColumns();
     const scales = shown.map(scaleOf);
-    const found = chosenRows();
-    count.textContent = `${found.length} of ${rows.length} heads`;
+    const chosen = chosenRows();
+    count.textContent = `${chosen.length} of ${rows.length} heads`;
     const body = el("tbody");
     table.replaceChildren(el("thead", {}, el("tr", {},
       [...whereColumns(), ...shown].map((column) => headerCell(column, draw)))), body);
     tableState.shown = 0;
     more = () => {
-      const next = found.slice(tableState.shown, tableState.shown + SOME);
+      const next = chosen.slice(tableState.shown, tableState.shown + SOME);
       body.append(...next.map((row) => bodyRow(row, shown, scales)));
       tableState.shown += next.length;
     };
@@ -135,10 +135,10 @@ function filters(draw) {
 // The table is the largest part of the page: it waits until somebody comes near.
 function lazily(section, build) {
   let done = false;
-  const once = () => { if (!done) { done = true; seen.disconnect(); build(); } };
-  const seen = new IntersectionObserver(
+  const once = () => { if (!done) { done = true; observer.disconnect(); build(); } };
+  const observer = new IntersectionObserver(
     (entries) => { if (entries.some((entry) => entry.isIntersecting)) once(); }, {rootMargin: "600px"});
-  seen.observe(section);
+  observer.observe(section);
   window.addEventListener("beforeprint", once);
   return once;
 }

@@ -17,8 +17,8 @@ function wordStarts(tokens) {
 }
 
 function tokensOf(example, side, count) {
-  const given = example.tokens?.[side] ?? [];
-  return Array.from({length: count}, (_, i) => given[i] ?? `token ${i}`);
+  const words = example.tokens?.[side] ?? [];
+  return Array.from({length: count}, (_, i) => words[i] ?? `token ${i}`);
 }
 
 function tokenBlock(tokens, special, side) {
@@ -149,7 +149,7 @@ const isAsked = (view) => (view.alone ? sentence.incoming : view.active.side ===
 
 function shownLinks(view) {
   const {list} = view.links;
-  const falling = (found) => found.sort((one, other) => other.weight - one.weight);
+  const falling = (links) => links.sort((one, other) => other.weight - one.weight);
   if (view.active === null) {
     const wanted = list.filter((link) => sentence.special || !view.special.has(link.to));
     return falling(wanted).slice(0, sentence.shown);
@@ -160,7 +160,7 @@ function shownLinks(view) {
 }
 
 function drawSentence(view) {
-  const found = shownLinks(view);
+  const links = shownLinks(view);
   const boxes = {
     from: (place) => boxOf(view.queries.buttons[place + view.shift]),
     to: (place) => boxOf(view.keys.buttons[place]),
@@ -169,28 +169,28 @@ function drawSentence(view) {
   };
   const {offsetWidth, offsetHeight} = view.box;
   set(view.curves, {viewBox: `0 0 ${offsetWidth} ${offsetHeight}`, width: offsetWidth, height: offsetHeight});
-  const top = found.length ? found[0].weight : 1;
+  const top = links.length ? links[0].weight : 1;
   const thick = view.active === null ? 3.2 : 5;
-  const drawn = found.slice(0, MOST_LINKS).map((link) => linkPath(link, boxes, top, thick));
+  const drawn = links.slice(0, MOST_LINKS).map((link) => linkPath(link, boxes, top, thick));
   view.curves.replaceChildren(arrow(), ...drawn);
   view.box.classList.toggle("choosing", view.active !== null);
   view.box.classList.toggle("incoming", view.active !== null && isAsked(view));
   view.box.classList.toggle("pull", pulls(view.links));
   view.legend.hidden = !pulls(view.links);
-  shade(view, found);
-  tell(view, found);
+  shade(view, links);
+  tell(view, links);
 }
 
 // Each key by what it receives; with a token chosen, each token by its link with that one.
-function shade(view, found) {
+function shade(view, links) {
   const masses = view.keys.buttons.map(() => 0);
   const others = view.alone ? masses : view.queries.buttons.map(() => 0);
   if (view.active === null) {
     view.links.received.forEach((mass, place) => { masses[place] = mass; });
   } else if (isAsked(view)) {
-    found.forEach((link) => { others[link.from + view.shift] = link.weight; });
+    links.forEach((link) => { others[link.from + view.shift] = link.weight; });
   } else {
-    found.forEach((link) => { masses[link.to] = link.weight; });
+    links.forEach((link) => { masses[link.to] = link.weight; });
   }
   paint(view.keys.buttons, masses);
   if (!view.alone) paint(view.queries.buttons, others);
@@ -221,15 +221,15 @@ function keptLinks({width, keys}) {
   return `Of each token ${which} are kept, if above ${format(LEAST)}.`;
 }
 
-function shownOf(view, found) {
+function shownOf(view, links) {
   const count = view.links.list.length;
-  return found.length === count ? `All ${count} links in the file are drawn.`
-    : `The ${found.length} strongest of the ${count} links in the file are drawn.`;
+  return links.length === count ? `All ${count} links in the file are drawn.`
+    : `The ${links.length} strongest of the ${count} links in the file are drawn.`;
 }
 
-function tell(view, found) {
+function tell(view, links) {
   if (view.active === null) {
-    view.said.replaceChildren(`${shownOf(view, found)} ${keptLinks(view.links)} Point at a token, ` +
+    view.said.replaceChildren(`${shownOf(view, links)} ${keptLinks(view.links)} Point at a token, ` +
       "or choose it with the keyboard, to see where it looks; a click holds it.");
     tellShade(view);
     return;
@@ -238,13 +238,13 @@ function tell(view, found) {
   const block = view.active.side === "key" ? view.keys : view.queries;
   const other = asked ? view.queries : view.keys;
   const name = el("b", {text: `“${plain(block.tokens[view.active.place])}”`});
-  const chips = found.slice(0, 12).map((link) =>
+  const chips = links.slice(0, 12).map((link) =>
     chip(other.tokens[asked ? link.from + view.shift : link.to], link.weight));
   const gain = view.active.side === "key" && pulls(view.links)
     ? ` (pull ${gainText(view.links.gained[view.active.place])})` : "";
   view.said.replaceChildren(name, gain, asked ? " is looked at by: " : " looks at: ", ...chips);
   if (!chips.length) view.said.append("nobody among the links that were kept");
-  const total = found.reduce((sum, link) => sum + link.weight, 0);
+  const total = links.reduce((sum, link) => sum + link.weight, 0);
   view.note.textContent = asked
     ? `Among the ${view.links.width} strongest links of each query.`
     : `These hold ${percent(total)} of its weight; the ${view.links.width} strongest were kept.`;

@@ -1,4 +1,4 @@
-"""The tour: pictures and one HTML page. Numbers come from the public API and from `bench`."""
+"""Pictures of attention: over an image, and as an estimation problem in the plane."""
 
 from typing import Any
 

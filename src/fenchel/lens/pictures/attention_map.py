@@ -96,8 +96,8 @@ def _way_out(array: Any) -> str:
 
 def _layers(what: Any) -> dict[str, Layer]:
     if not isinstance(what, Mapping):
-        made = layer_of(what)
-        return {made.title: made}
+        layer = layer_of(what)
+        return {layer.title: layer}
     if not what:
         raise ValueError("what must hold at least one attention to draw, got an empty mapping")
     return {str(title): layer_of(thing, f"what[{title!r}]") for title, thing in what.items()}

@@ -154,7 +154,7 @@ def unique_ids(svg: str, prefix: str) -> str:
 
 
 def bars(ax: Axes, values: Sequence[float], color: str = BLUE, start: int = 0) -> None:
-    """One bar a key; a key that gets exactly nothing is an empty ring on the line."""
+    """One bar per key; a key that gets exactly nothing is an empty ring on the line."""
     places = list(range(start, start + len(values)))
     ax.bar(places, values, width=0.72, color=color)
     empty = [place for place, value in zip(places, values, strict=True) if value == 0]

@@ -107,7 +107,7 @@ def _outline(on: NDArray[np.bool_]) -> Numbers:
     below, right = padded[1:, 1:-1] != padded[:-1, 1:-1], padded[1:-1, 1:] != padded[1:-1, :-1]
     sides = [np.array([[r, c], [r, c + 1]]) for r, c in np.argwhere(below)]
     sides += [np.array([[r, c], [r + 1, c]]) for r, c in np.argwhere(right)]
-    return _joined([side / (rows, columns) for side in sides])
+    return _join([side / (rows, columns) for side in sides])
 
 
 # ---- densities
@@ -140,8 +140,8 @@ class _Parts:
         """In the image, from squared radii (K, P) and angles (P,). (K, P, 2)"""
         circle = np.stack([np.cos(angle), np.sin(angle)], -1)  # (P, 2)
         turned = circle @ self.factor.mT  # (K, P, 2)
-        made: Numbers = self.centre[:, None] + np.sqrt(squared)[..., None] * turned
-        return made
+        points: Numbers = self.centre[:, None] + np.sqrt(squared)[..., None] * turned
+        return points
 
     def ellipses(self, squared: Numbers) -> Numbers:
         """squared (K,) -> (K, P, 2)"""
@@ -209,9 +209,9 @@ def _centres(side: int) -> Numbers:
 def _prob(density: Density | Mixture, points: Numbers) -> Numbers:
     """(P, 2) -> (P,)"""
     with torch.no_grad():
-        made = density.prob(torch.as_tensor(points).to(density.mean))
-    found: Numbers = made.cpu().double().numpy()
-    return found
+        values = density.prob(torch.as_tensor(points).to(density.mean))
+    array: Numbers = values.cpu().double().numpy()
+    return array
 
 
 def _equal_shares(parts: _Parts) -> Numbers:
@@ -234,11 +234,11 @@ def _on_image(parts: _Parts) -> float:
 
 def _levels(density: Density | Mixture, parts: _Parts) -> list[tuple[float, float]]:
     """Densities above which so much of a mixture lies, from points with equal shares of it."""
-    found = _prob(density, _equal_shares(parts).reshape(-1, 2))
+    values = _prob(density, _equal_shares(parts).reshape(-1, 2))
     weight = np.repeat(parts.mixing / _EQUAL_SHARES, _EQUAL_SHARES)
-    order = np.argsort(-found)
+    order = np.argsort(-values)
     above = np.cumsum(weight[order]) / weight.sum()
-    return [(mass, float(found[order][np.searchsorted(above, mass)])) for mass in MASSES]
+    return [(mass, float(values[order][np.searchsorted(above, mass)])) for mass in MASSES]
 
 
 def _contour(values: Numbers, level: float) -> Numbers:
@@ -246,7 +246,7 @@ def _contour(values: Numbers, level: float) -> Numbers:
 
     line = (np.arange(SIDE) + 0.5) / SIDE
     pieces = contour_generator(line, line, values).lines(level)
-    return _joined([np.asarray(piece)[:, ::-1] for piece in pieces])  # x is the column
+    return _join([np.asarray(piece)[:, ::-1] for piece in pieces])  # x is the column
 
 
 def _union(parts: _Parts) -> Numbers:
@@ -261,10 +261,10 @@ def _union(parts: _Parts) -> Numbers:
                 # A little inside, lest of two equal components neither be drawn.
                 hidden = (apart**2).sum(0) < 2 * parts.level[other] * (1 - 1e-9)
                 piece[hidden] = np.nan
-    return _joined(list(pieces))
+    return _join(list(pieces))
 
 
-def _joined(pieces: list[Numbers]) -> Numbers:
+def _join(pieces: list[Numbers]) -> Numbers:
     """One line, with a row of NaN after each piece: one path has one halo."""
     gap = np.full((1, 2), np.nan)
     return np.concatenate([part for piece in pieces for part in (piece, gap)] or [gap[:0]])

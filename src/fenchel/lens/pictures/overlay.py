@@ -70,7 +70,7 @@ def show_layer(ax: Axes, image: Numbers, layer: Layer, top: float) -> None:
 def show_line(ax: Axes, line: Numbers, look: dict[str, Any] = _CELLS) -> None:
     """line (P, 2) of (row, column), broken at NaN."""
     if len(line):
-        ax.plot(line[:, 1], line[:, 0], solid_capstyle="projecting", **_haloed(look))
+        ax.plot(line[:, 1], line[:, 0], solid_capstyle="projecting", **_add_halo(look))
 
 
 def greyed(image: Numbers) -> Numbers:
@@ -82,8 +82,8 @@ def greyed(image: Numbers) -> Numbers:
 def color_bar(figure: Figure, axes: Sequence[Axes], top: float, beyond: bool) -> None:
     """beyond: some density is larger than `top`."""
     table = np.asarray(_colors()(np.linspace(0, 1, 256)))
-    seen = table[:, :3] * table[:, 3:] + _GREY * (1 - table[:, 3:])  # over a grey photograph
-    scale = ScalarMappable(Normalize(0, top), ListedColormap(seen))
+    shades = table[:, :3] * table[:, 3:] + _GREY * (1 - table[:, 3:])  # over a grey photograph
+    scale = ScalarMappable(Normalize(0, top), ListedColormap(shades))
     extend = "max" if beyond else "neither"
     bar = figure.colorbar(scale, ax=list(axes), extend=extend, pad=0.015, fraction=0.04)
     bar.set_label("density (1 = even)")
@@ -97,7 +97,7 @@ def legend(figure: Figure, layers: Sequence[Layer]) -> None:
         entries.append(("edge of the support", _EDGE))
     if not entries:
         return
-    handles = [Line2D([], [], label=label, **_haloed(look)) for label, look in entries]
+    handles = [Line2D([], [], label=label, **_add_halo(look)) for label, look in entries]
     width, height = figure.get_size_inches()
     across = min(len(entries), max(1, int(width / _ENTRY)))
     figure.set_size_inches(width, height + 0.15 + 0.2 * -(-len(entries) // across))
@@ -105,7 +105,7 @@ def legend(figure: Figure, layers: Sequence[Layer]) -> None:
     figure.legend(handles=handles, loc="outside lower left", ncols=across, **look)
 
 
-def _haloed(look: dict[str, Any]) -> dict[str, Any]:
+def _add_halo(look: dict[str, Any]) -> dict[str, Any]:
     width = look["linewidth"] + _HALO
     return {**look, "path_effects": [withStroke(linewidth=width, foreground="black")]}
 

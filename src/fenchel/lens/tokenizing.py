@@ -1,32 +1,17 @@
-"""Sentences from disk, as a model takes them."""
+"""Texts as a model takes them: how many tokens it reads, and their numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-
-from fenchel._numerics import check_whole
 
 LONGEST = 512  # tokens, unless the caller says otherwise
 _POSITIONS = ("position_embeddings", "embed_positions", "wpe")
 
 
-def sentences(path: Path, count: int) -> list[str]:
-    """The first `count` lines that are not empty; of a .tsv the first column, as it stands."""
-    check_whole(count, "count", 1)
-    with path.open(encoding="utf-8") as lines:
-        texts = (line.partition("\t")[0] if path.suffix == ".tsv" else line for line in lines)
-        found = list(islice((text.strip() for text in texts if text.strip()), count))
-    if not found:
-        raise ValueError(f"{path} holds no sentence")
-    return found
-
-
-def positions(model: Any) -> int | None:
+def position_limit(model: Any) -> int | None:
     """Tokens of a text that the model reads at most; None: any number."""
     allowed = []
     for path, module in model.named_modules():
@@ -39,11 +24,11 @@ def positions(model: Any) -> int | None:
     return min(allowed, default=None)
 
 
-def limit(model: Any, tokenizer: Any, longest: int) -> int:
+def token_limit(model: Any, tokenizer: Any, longest: int) -> int:
     """Tokens of a text at most: ours, the tokenizer's and the model's. model: None where it is not
     known."""
     allowed = [longest, int(min(tokenizer.model_max_length, 2**31))]
-    most = None if model is None else positions(model)
+    most = None if model is None else position_limit(model)
     return max(2, min([*allowed, most] if most is not None else allowed))
 
 
@@ -56,14 +41,14 @@ def encode(
         one, as in copying it.
     model: that reads them; some tokenizers do not know how much it can.
     """
-    made = tokenizer(
+    encoded = tokenizer(
         list(texts),
         padding=True,
         truncation=True,
-        max_length=limit(model, tokenizer, LONGEST),
+        max_length=token_limit(model, tokenizer, LONGEST),
         return_tensors="pt",
     )
-    inputs = dict(made)
+    inputs = dict(encoded)
     if decoder:
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         hidden = inputs["attention_mask"] == 0

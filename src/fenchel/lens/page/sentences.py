@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
-Document = Mapping[str, Any]
-Row = Mapping[str, Any]
+from fenchel.lens.document import Document, Moved, Row, ShownRecipe, Table
 
 MOST = 6  # more than six sentences are not read
 _HALF = 0.5
@@ -23,24 +22,31 @@ class Piece(NamedTuple):
     link: str | None = None
 
 
-Fact = tuple[Piece, ...]
+Sentence = tuple[Piece, ...]
 
 
-def facts(document: Document) -> list[Fact]:
-    """At most six sentences; those whose numbers were not measured are left out."""
-    makers = (_special, _looks, _extremes, _everywhere, _certified, _recipe, _alike)
-    return [fact for make in makers for fact in make(document)][:MOST]
+def make_sentences(document: Document) -> list[Sentence]:
+    """At most six; those whose numbers were not measured are left out."""
+    makers = (
+        _on_special_tokens,
+        _on_support,
+        _on_extremes,
+        _on_switched_model,
+        _on_bounds,
+        _on_recipe,
+        _on_agreement,
+    )
+    return [sentence for make in makers for sentence in make(document)][:MOST]
 
 
 def place(row: Row, document: Document) -> Piece:
     """layer 3 head 7, with its kind where there are several, linked to its page."""
-    several = len({other["kind"] for other in document["rows"]}) > 1
-    kind = f"{row['kind']} " if several else ""
-    link = f"{row['kind']}/{row['layer']}/{row['head']}"
-    return Piece(f"{kind}layer {row['layer']} head {row['head']}", link)
+    several = len({other.kind for other in document.rows}) > 1
+    kind = f"{row.kind} " if several else ""
+    return Piece(f"{kind}layer {row.layer} head {row.head}", f"{row.kind}/{row.layer}/{row.head}")
 
 
-def measured(rows: Iterable[Row], column: str) -> list[Row]:
+def rows_with(rows: Iterable[Row], column: str) -> list[Row]:
     return [row for row in rows if row.get(column) is not None]
 
 
@@ -64,15 +70,15 @@ def percent(share: float) -> str:
 
 def _first(document: Document, *names: str) -> str | None:
     """The first of these columns that was measured for some head."""
-    return next((name for name in names if measured(document["rows"], name)), None)
+    return next((name for name in names if rows_with(document.rows, name)), None)
 
 
 def _map(text: str, column: str) -> Piece:
     return Piece(text, f"map/{quote(column, safe='')}")
 
 
-def _special(document: Document) -> Iterator[Fact]:
-    rows = measured(document["rows"], "mass_special")
+def _on_special_tokens(document: Document) -> Iterator[Sentence]:
+    rows = rows_with(document.rows, "mass_special")
     if rows:
         many = sum(row["mass_special"] > _HALF for row in rows)
         heads = _map(f"{many} of {len(rows)} heads", "mass_special")
@@ -80,64 +86,61 @@ def _special(document: Document) -> Iterator[Fact]:
         yield (heads, Piece(f" {verb} more than half of the weight on special tokens."))
 
 
-def _looks(document: Document) -> Iterator[Fact]:
-    rows = measured(document["rows"], "effective_support")
+def _on_support(document: Document) -> Iterator[Sentence]:
+    rows = rows_with(document.rows, "effective_support")
     if rows:
         middle = number(median(row["effective_support"] for row in rows))
-        what = "patches" if document["inputs"]["what"] == "images" else "tokens"
+        what = "patches" if document.inputs.what == "images" else "tokens"
         start = Piece("The median head looks at ")
         yield (start, _map(f"{middle} {what}", "effective_support"), Piece("."))
 
 
-def _extremes(document: Document) -> Iterator[Fact]:
+def _on_extremes(document: Document) -> Iterator[Sentence]:
     near, wide = _first(document, "distance"), _first(document, "entropy_share", "entropy")
     pieces: list[Piece] = []
     if near is not None:
-        row = min(measured(document["rows"], near), key=lambda row: row[near])
-        reach = f" (its keys are {_apart(row[near], document)} on average)"
+        row = min(rows_with(document.rows, near), key=lambda row: row[near])
+        reach = f" (its keys are {_describe_distance(row[near], document)} on average)"
         pieces += [Piece("Most local: "), place(row, document), Piece(reach)]
     if wide is not None:
-        row = max(measured(document["rows"], wide), key=lambda row: row[wide])
+        row = max(rows_with(document.rows, wide), key=lambda row: row[wide])
         pieces += [Piece("; most diffuse: " if pieces else "Most diffuse: "), place(row, document)]
     if pieces:
         yield (*pieces, Piece("."))
 
 
-def _apart(distance: float, document: Document) -> str:
+def _describe_distance(distance: float, document: Document) -> str:
     """Patches lie on a grid, but their distance is that of their places in the sequence."""
-    if document["inputs"]["what"] == "images":
+    if document.inputs.what == "images":
         return f"{number(distance)} patches away, in reading order,"
     return f"{number(distance)} tokens away"
 
 
-def _everywhere(document: Document) -> Iterator[Fact]:
-    for run in document["everywhere"][:1]:
-        start = Piece(f"alpha {run['alpha']:g} everywhere", "everywhere")
-        said = _shares(run, "{} of the links are kept", "the output moves by {}")
-        if said:
-            yield (Piece("At "), start, Piece(f" {said}."))
+def _on_switched_model(document: Document) -> Iterator[Sentence]:
+    for model in document.everywhere[:1]:
+        start = Piece(f"alpha {model.alpha:g} everywhere", "everywhere")
+        kept = ("{} of the links are kept", model.kept)
+        words = _shares(kept, ("the output moves by {}", model.moved))
+        yield (Piece("At "), start, Piece(f" {words}."))
 
 
-def _shares(run: Mapping[str, Any], kept: str, moved: str) -> str:
-    """What is known of a run of the whole model. kept, moved: with {} for the share."""
-    said = ((kept, run["kept"]), (moved, _root_mean_square(run["moved"])))
-    return " and ".join(words.format(percent(x)) for words, x in said if x is not None)
+def _shares(*parts: tuple[str, float | None]) -> str:
+    """The parts whose share is known. parts: words with {} for the share, and the share."""
+    return " and ".join(words.format(percent(x)) for words, x in parts if x is not None)
 
 
-def _root_mean_square(moved: Any) -> float | None:
-    """A number as it is; of several sets of texts that which the recipe has not seen."""
-    if not isinstance(moved, Mapping):
-        return None if moved is None else float(moved)
-    found = moved.get("unseen", moved.get("probe"))
-    return None if found is None else found["root_mean_square"]
+def _root_mean_square(moved: dict[str, Moved]) -> float | None:
+    """Over the texts that the recipe has not met, where there are such."""
+    texts = moved.get("unseen", moved.get("probe"))
+    return None if texts is None else texts.root_mean_square
 
 
-def _certified(document: Document) -> Iterator[Fact]:
+def _on_bounds(document: Document) -> Iterator[Sentence]:
     """Only the largest bound of any text holds for all of them: a mean is no bound."""
     column = _first(document, "largest_bound")
     if column is not None:
-        one = "image" if document["inputs"]["what"] == "images" else "text"
-        rows = sorted(measured(document["rows"], column), key=lambda row: row[column])
+        one = "image" if document.inputs.what == "images" else "text"
+        rows = sorted(rows_with(document.rows, column), key=lambda row: row[column])
         low, high = rows[0], rows[-1]
         mean = high.get("bound")
         yield (
@@ -149,25 +152,26 @@ def _certified(document: Document) -> Iterator[Fact]:
         )
 
 
-def _recipe(document: Document) -> Iterator[Fact]:
-    recipe = document["recipe"]
+def _on_recipe(document: Document) -> Iterator[Sentence]:
+    recipe = document.recipe
     if recipe is None:
         return
-    if recipe["kept"] is not None and 1 - recipe["kept"] < _LITTLE:
-        yield _little(recipe)
-    else:
-        said = _shares(recipe, "keeps {} of the links", "moves the output by {}")
-        if said:
-            yield (Piece("The "), Piece("recipe", "recipe"), Piece(f" {said}."))
+    if recipe.kept is not None and 1 - recipe.kept < _LITTLE:
+        yield _on_small_recipe(recipe, 1 - recipe.kept)
+        return
+    moved = ("moves the output by {}", _root_mean_square(recipe.moved))
+    words = _shares(("keeps {} of the links", recipe.kept), moved)
+    if words:
+        yield (Piece("The "), Piece("recipe", "recipe"), Piece(f" {words}."))
 
 
-def _little(recipe: Mapping[str, Any]) -> Fact:
-    """Of a recipe that leaves the model almost as it is."""
-    heads = recipe["heads"]
-    many = sum(head["alpha"] is not None and head["alpha"] > 1 for head in heads)
+def _on_small_recipe(recipe: ShownRecipe, share: float) -> Sentence:
+    """Of a recipe that leaves the model almost as it is. share: of the links, saved."""
+    heads = recipe.heads
+    many = sum(head.alpha is not None and head.alpha > 1 for head in heads)
     leave = f"{many} of {len(heads)} heads {'leaves' if many == 1 else 'leave'} softmax."
-    saved = percent(max(0.0, 1 - recipe["kept"]))
-    start = Piece(f"Within {percent(recipe['tolerance'])} the ")
+    saved = percent(max(0.0, share))
+    start = Piece(f"Within {percent(recipe.tolerance)} the ")
     return (
         start,
         Piece("recipe", "recipe"),
@@ -175,7 +179,7 @@ def _little(recipe: Mapping[str, Any]) -> Fact:
     )
 
 
-def _alike(document: Document) -> Iterator[Fact]:
+def _on_agreement(document: Document) -> Iterator[Sentence]:
     """The two heads of one layer that look alike the most."""
     best: tuple[float, Row, Row] | None = None
     for rows, table in _layers(document):
@@ -186,17 +190,15 @@ def _alike(document: Document) -> Iterator[Fact]:
                     best = (cosine, rows[j], rows[i])
     if best is not None:
         cosine, one, other = best
-        link = Piece(f"head {other['head']}", place(other, document).link)
-        said = Piece(f" look alike the most (cosine {cosine:.2f}).")
-        yield (_capital(place(one, document)), Piece(" and "), link, said)
+        link = Piece(f"head {other.head}", place(other, document).link)
+        words = Piece(f" look alike the most (cosine {cosine:.2f}).")
+        yield (_capitalise(place(one, document)), Piece(" and "), link, words)
 
 
-def _layers(document: Document) -> Iterator[tuple[list[Row], list[list[float | None]]]]:
-    for name, table in document["agreement"].items():
-        kind, layer = name.split("/")
-        here = (kind, int(layer))
-        yield [row for row in document["rows"] if (row["kind"], row["layer"]) == here], table
+def _layers(document: Document) -> Iterator[tuple[list[Row], Table]]:
+    for name, table in document.agreement.items():
+        yield [row for row in document.rows if f"{row.kind}/{row.layer}" == name], table
 
 
-def _capital(piece: Piece) -> Piece:
+def _capitalise(piece: Piece) -> Piece:
     return Piece(piece.text[:1].upper() + piece.text[1:], piece.link)

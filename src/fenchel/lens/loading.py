@@ -1,4 +1,4 @@
-"""Texts, images and models from disk, with errors that say the way out.
+"""Models from disk, with errors that say the way out.
 
 Nothing that lies in a model's folder is executed: weights come from safetensors, and code of the
 folder only where the caller trusts it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,137 +16,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from fenchel._numerics import check_whole
-
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-_IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tokenizer.tiktoken")
 _INDEX = "*.safetensors.index.json"
 _TOLD = (OSError, ValueError, RuntimeError)  # by transformers, in words that can stand alone
 _SHOWN = 200  # characters of what else it raises
 _UNUSED = ("pooler",)  # no number of an audit depends on these weights
-
-
-# ---- texts and images
-
-
-def read_texts(path: Path, sample: int | None = None, seed: int = 0) -> list[str]:
-    """One text a line, blank lines left out; of a .tsv the first column.
-
-    sample: so many of them, drawn with the seed, in the file's order; None: all.
-    """
-    lines = _lines(path)
-    if path.suffix == ".tsv":
-        lines = [line.partition("\t")[0] for line in lines]
-    texts = [line.strip() for line in lines if line.strip()]
-    if not texts:
-        raise ValueError(f"{path} holds only blank lines; give a file with one text a line")
-    return [texts[place] for place in drawn(len(texts), sample, seed)]
-
-
-def read_targets(path: Path, count: int) -> list[str]:
-    """One target a line for each of `count` texts; a blank line is an empty target.
-
-    Where only some texts are taken, `drawn` says which, of the texts and of their targets.
-    """
-    targets = [line.strip() for line in _lines(path)]
-    if len(targets) != count:
-        raise ValueError(
-            f"{path} holds {len(targets)} targets for {count} texts; give one line a text (blank "
-            "lines among the texts are left out and have no target)"
-        )
-    return targets
-
-
-def drawn(count: int, sample: int | None, seed: int = 0) -> list[int]:
-    """Places of `sample` of `count` items, without replacement, rising; None: all."""
-    if sample is not None:
-        check_whole(sample, "sample", 1)
-    if sample is None or sample >= count:
-        return list(range(count))
-    return sorted(random.Random(seed).sample(range(count), sample))
-
-
-def _lines(path: Path) -> list[str]:
-    _check_file(path)
-    raw = path.read_bytes()
-    if not raw:
-        raise ValueError(f"{path} is empty; give a file with one text a line")
-    text = _decoded(path, raw).replace("\r\n", "\n")
-    return text.removesuffix("\n").split("\n")
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a text file with one text a line")
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}; give a text file with one text a line")
-
-
-def _decoded(path: Path, raw: bytes) -> str:
-    """UTF-8, with a byte order mark or without."""
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        _wrong_encoding(path, "is UTF-16, not UTF-8", "utf-16")
-    zero = raw.find(b"\0")
-    if zero >= 0:
-        raise ValueError(
-            f"{path} is a binary file (byte {zero} is zero); give plain text in UTF-8, one text a "
-            "line"
-        )
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        # utf-8-sig counts from after its mark
-        place = problem.start + (len(raw) - len(problem.object))
-        line = raw.count(b"\n", 0, place) + 1
-        where = f"is not UTF-8 (byte {place}, 0x{raw[place]:02x}, in line {line})"
-        _wrong_encoding(path, where, "latin1", problem)
-
-
-def _wrong_encoding(
-    path: Path, what: str, encoding: str, problem: Exception | None = None
-) -> NoReturn:
-    better = path.with_suffix(f".utf8{path.suffix}")
-    raise ValueError(
-        f"{path} {what}; convert it, for example: iconv -f {encoding} -t utf-8 {path} > {better}"
-    ) from problem
-
-
-def read_images(folder: Path, sample: int | None = None, seed: int = 0) -> list[Path]:
-    """The images of a folder by name; one that cannot be read is named."""
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise NotADirectoryError(f"{folder} {what}; give a folder of images")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGES)
-    if not paths:
-        raise ValueError(f"{folder} holds no image; looked for {', '.join(_IMAGES)}")
-    chosen = [paths[place] for place in drawn(len(paths), sample, seed)]
-    for path in chosen:
-        _check_image(path)
-    return chosen
-
-
-def _check_image(path: Path) -> None:
-    try:
-        from PIL import Image
-    except ImportError as missing:
-        raise ImportError("images need Pillow: pip install -c constraints.txt pillow") from missing
-    try:
-        with Image.open(path) as picture:
-            picture.verify()
-    except (  # PNG: SyntaxError, of all things
-        Image.DecompressionBombError,
-        OSError,
-        SyntaxError,
-        ValueError,
-    ) as problem:
-        raise ValueError(
-            f"{path} cannot be read as an image ({problem}); mend it, or move it out of the folder"
-        ) from problem
-
-
-# ---- models
 
 
 def load(
@@ -161,16 +36,16 @@ def load(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be of {', '.join(DTYPES)}; got {dtype!r}")
-    transformers = transformers_library()
+    transformers = import_transformers()
     check_folder(name)
     # absolute: `.` has a name too, and a folder is never taken for a name on the hub
     source = os.path.abspath(name) if Path(name).is_dir() else str(name)
     if Path(source).is_dir():
         _check_weights(Path(source))
-    with _said(source), quietly(transformers.utils.logging):
+    with _explain_failures(source), silence(transformers.utils.logging):
         raw, _ = transformers.PreTrainedConfig.get_config_dict(source)
-        own_code = _own_code(transformers, source, raw, trust_remote_code)
-        kind = _model_class(transformers, raw, own_code)
+        runs_code = _runs_code(transformers, source, raw, trust_remote_code)
+        kind = _model_class(transformers, raw, runs_code)
         model, info = kind.from_pretrained(
             source,
             dtype=getattr(torch, dtype),
@@ -179,8 +54,8 @@ def load(
             output_loading_info=True,
         )
     _check_complete(source, info)
-    with quietly(transformers.utils.logging):
-        return model.eval(), _reader(transformers, source, model, trust_remote_code)
+    with silence(transformers.utils.logging):
+        return model.eval(), _load_reader(transformers, source, model, trust_remote_code)
 
 
 def check_folder(name: str | Path) -> None:
@@ -196,14 +71,14 @@ def check_folder(name: str | Path) -> None:
         raise FileNotFoundError(f"cannot load {str(name)!r}: the folder does not exist")
 
 
-def transformers_library() -> Any:
+def import_transformers() -> Any:
     from fenchel.hf import library  # says what to install where it is missing
 
     return vars(library)["transformers"]
 
 
 @contextmanager
-def quietly(logs: Any) -> Iterator[None]:
+def silence(logs: Any) -> Iterator[None]:
     """No report of heads that are left out, no retries, no bar beside ours."""
     level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
     hub = logging.getLogger("huggingface_hub")
@@ -277,7 +152,7 @@ def _refuse_pickle(name: str, file: str) -> NoReturn:
 
 
 @contextmanager
-def _said(source: str) -> Iterator[None]:
+def _explain_failures(source: str) -> Iterator[None]:
     """What transformers and safetensors raise, in one line with the way out."""
     from safetensors import SafetensorError
 
@@ -309,10 +184,10 @@ class NeedsCode(ValueError):
     """The model is written in Python code of its own folder."""
 
 
-def _own_code(transformers: Any, source: str, raw: dict[str, Any], trusted: bool) -> bool:
+def _runs_code(transformers: Any, source: str, raw: dict[str, Any], trusted: bool) -> bool:
     """Whether the code of the model's folder runs."""
-    known = raw.get("model_type") in transformers.CONFIG_MAPPING
-    if "auto_map" not in raw or (known and not trusted):
+    is_in_transformers = raw.get("model_type") in transformers.CONFIG_MAPPING
+    if "auto_map" not in raw or (is_in_transformers and not trusted):
         return False
     if not trusted:
         raise NeedsCode(
@@ -323,19 +198,19 @@ def _own_code(transformers: Any, source: str, raw: dict[str, Any], trusted: bool
     return True
 
 
-def _model_class(transformers: Any, raw: dict[str, Any], own_code: bool) -> Any:
+def _model_class(transformers: Any, raw: dict[str, Any], runs_code: bool) -> Any:
     """The class that the configuration names if it writes text or has no head, else AutoModel."""
     weights = str(raw.get("transformers_weights") or "")
     if weights.endswith(_PICKLES):
         raise ValueError(f"its weights are a pickle ({weights}): refused")
-    if own_code:
+    if runs_code:
         names = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
         return getattr(transformers, next((n for n in names if n in raw["auto_map"]), "AutoModel"))
     for name in raw.get("architectures") or ():
-        found: Any = getattr(transformers, str(name), None)
-        known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-        if known and (name.endswith("Model") or found.can_generate()):
-            return found
+        kind: Any = getattr(transformers, str(name), None)
+        is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if is_model and (name.endswith("Model") or kind.can_generate()):
+            return kind
     return transformers.AutoModel
 
 
@@ -350,17 +225,17 @@ def _check_complete(source: str, info: dict[str, Sequence[str]]) -> None:
         )
 
 
-def _reader(transformers: Any, source: str, model: Any, trusted: bool) -> Any:
+def _load_reader(transformers: Any, source: str, model: Any, trusted: bool) -> Any:
     """The tokenizer, or the image processor."""
     given = model.main_input_name
     if given == "pixel_values":
-        return _image_processor(transformers, source, trusted)
+        return _load_image_processor(transformers, source, trusted)
     if given != "input_ids":
         raise ValueError(
             f"{type(model).__name__} reads {given}; looked for texts (input_ids) or images "
             "(pixel_values)"
         )
-    tokenizer = _tokenizer(transformers, source, trusted)
+    tokenizer = _load_tokenizer(transformers, source, trusted)
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -372,7 +247,7 @@ def _reader(transformers: Any, source: str, model: Any, trusted: bool) -> Any:
     return tokenizer
 
 
-def _tokenizer(transformers: Any, source: str, trusted: bool) -> Any:
+def _load_tokenizer(transformers: Any, source: str, trusted: bool) -> Any:
     folder = Path(source)
     # without its files transformers makes an empty tokenizer, that knows no word
     if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZERS):
@@ -387,7 +262,7 @@ def _tokenizer(transformers: Any, source: str, trusted: bool) -> Any:
         raise OSError(f"cannot load the tokenizer of {source}: {first}") from problem
 
 
-def _image_processor(transformers: Any, source: str, trusted: bool) -> Any:
+def _load_image_processor(transformers: Any, source: str, trusted: bool) -> Any:
     try:
         return transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=trusted)
     except (OSError, ValueError, ImportError) as problem:

@@ -86,7 +86,7 @@ def test_a_wrong_factor_is_noticed():
 
 def test_fewer_coordinates_change_no_length():
     problem = lens.problems(model_of("bert"), inputs_of())[1]
-    small = problem.reduced()
+    small = problem.reduce()
     assert small.templates.shape[-1] == 10
     one, other = problem.exact(), small.exact()
     for name in ("multiplier", "mean"):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import check_whole
-from fenchel.lens.problems import evaluating
-from fenchel.lens.recognise import Kind
-from fenchel.lens.text import LONGEST, limit
+from fenchel.lens.capture.evaluation import evaluating
+from fenchel.lens.families import Kind
+from fenchel.lens.tokenizing import LONGEST, token_limit
 
 _ENTRIES = 2**18  # numbers of the weights of one layer that are held at once
 _REMEMBERED = 64  # groups of texts whose generated tokens are kept
@@ -22,21 +22,24 @@ _STRETCH = 1.4  # longest over shortest of the texts that are padded to one leng
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Of the sequence that asks or of the one that is asked: real (B, n), special (B, n)."""
+    """Of the sequence that asks or of the one that is asked.
+
+    real (B, n): not padding. special (B, n): such as [CLS].
+    """
 
     real: Tensor
     special: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedBatch:
     """Inputs of one call of the model.
 
     first: tokens of the input; second: of what an encoder-decoder writes, else None.
     words: how they read, text by text, of the first and of the second.
     """
 
-    given: dict[str, Tensor]
+    arguments: dict[str, Tensor]
     first: Tokens
     second: Tokens | None = None
     words: tuple[list[list[str]], ...] = ()
@@ -48,15 +51,16 @@ class Prepared:
 
     def sides(self, kind: Kind) -> tuple[Tokens, Tokens]:
         """(those that ask, those that are asked)"""
-        own = self.first if kind == "encoder" else self.last
-        return own, self.first if kind == "cross" else own
+        asking = self.first if kind == "encoder" else self.last
+        return asking, self.first if kind == "cross" else asking
 
     def words_of(self, kind: Kind) -> tuple[list[list[str]], list[list[str]]]:
-        own = self.words[0] if kind == "encoder" or self.second is None else self.words[1]
-        return own, self.words[0] if kind == "cross" else own
+        of_input = kind == "encoder" or self.second is None
+        asking = self.words[0] if of_input else self.words[1]
+        return asking, self.words[0] if kind == "cross" else asking
 
 
-class Material(Protocol):
+class Dataset(Protocol):
     """Items by their number; an audit asks for a few at a time."""
 
     @property
@@ -65,7 +69,7 @@ class Material(Protocol):
 
     def __len__(self) -> int: ...
 
-    def prepared(self, model: Any, places: Sequence[int]) -> Prepared: ...
+    def prepare(self, model: Any, places: Sequence[int]) -> PreparedBatch: ...
 
     def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
         """All places, so many at a time that one layer's weights fit."""
@@ -76,9 +80,9 @@ class Material(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """texts through a tokenizer; what is longer than `longest` or than the model allows is cut.
+    """Texts through a tokenizer; what is longer than `longest` or than the model allows is cut.
 
-    targets: what an encoder-decoder is to write, one a text; None: it writes `generated` tokens
+    targets: what an encoder-decoder is to write, one per text; None: it writes `generated` tokens
         itself, greedily.
     """
 
@@ -101,21 +105,21 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def prepared(self, model: Any, places: Sequence[int]) -> Prepared:
+    def prepare(self, model: Any, places: Sequence[int]) -> PreparedBatch:
         check_decoder(model, self.targets)
-        inputs = self._encoded(model, [self.texts[place] for place in places])
+        inputs = self._encode(model, [self.texts[place] for place in places])
         first = self._tokens(inputs["input_ids"], inputs["attention_mask"])
         words = self._words(inputs["input_ids"])
         if not getattr(model.config, "is_encoder_decoder", False):
-            return Prepared(inputs, first, None, (words,))
-        more = self._written(model, inputs, places)
+            return PreparedBatch(inputs, first, None, (words,))
+        more = self._decoder_inputs(model, inputs, places)
         second = self._tokens(more["decoder_input_ids"], more["decoder_attention_mask"])
         written = self._words(more["decoder_input_ids"])
-        return Prepared(inputs | more, first, second, (words, written))
+        return PreparedBatch(inputs | more, first, second, (words, written))
 
     def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
         """Texts of like length together, so that little is padding."""
-        allowed = limit(model, self.tokenizer, self.longest)
+        allowed = token_limit(model, self.tokenizer, self.longest)
         lengths = self._lengths([self.texts[place] for place in places])
         empty = [place for length, place in zip(lengths, places, strict=True) if not length]
         if empty:
@@ -123,19 +127,19 @@ class Texts:
                 f"text {empty[0]} (from 0) has no tokens, {self.texts[empty[0]]!r}; leave it out"
             )
         by_length = sorted(zip(lengths, places, strict=True))
-        made: list[list[int]] = []
+        groups: list[list[int]] = []
         start = 0
         for length, place in by_length:
             length = min(length, allowed)  # all of the group are padded to it
-            full = not made or len(made[-1]) >= at_once(model, length)
+            full = not groups or len(groups[-1]) >= at_once(model, length)
             if full or length > _STRETCH * start:
-                made.append([])
+                groups.append([])
                 start = length
-            made[-1].append(place)
-        return made
+            groups[-1].append(place)
+        return groups
 
     def cut(self, model: Any, places: Sequence[int]) -> int:
-        allowed = limit(model, self.tokenizer, self.longest)
+        allowed = token_limit(model, self.tokenizer, self.longest)
         lengths = self._lengths([self.texts[place] for place in places])
         return sum(length > allowed for length in lengths)
 
@@ -143,17 +147,17 @@ class Texts:
         rows = self.tokenizer(list(texts), verbose=False)["input_ids"]
         return [len(row) for row in rows]
 
-    def _encoded(self, model: Any, texts: Sequence[str]) -> dict[str, Tensor]:
-        made = self.tokenizer(
+    def _encode(self, model: Any, texts: Sequence[str]) -> dict[str, Tensor]:
+        encoded = self.tokenizer(
             list(texts),
             padding=True,
             padding_side="right",  # positions count from the first token
             truncation=True,
-            max_length=limit(model, self.tokenizer, self.longest),
+            max_length=token_limit(model, self.tokenizer, self.longest),
             return_tensors="pt",
         )
         device = next(model.parameters()).device
-        return {name: value.to(device) for name, value in made.items()}
+        return {name: value.to(device) for name, value in encoded.items()}
 
     def _tokens(self, ids: Tensor, mask: Tensor) -> Tokens:
         special = torch.tensor(sorted(self.tokenizer.all_special_ids), device=ids.device)
@@ -169,16 +173,16 @@ class Texts:
         read: str = self.tokenizer.decode([number])
         return read if read.strip() else str(self.tokenizer.convert_ids_to_tokens(number))
 
-    def _written(
+    def _decoder_inputs(
         self, model: Any, inputs: Mapping[str, Tensor], places: Sequence[int]
     ) -> dict[str, Tensor]:
         """The target, moved on by one; or what the model writes itself, greedily."""
         if self.targets is None:
-            made = self._generated(model, inputs, tuple(places))
-            labels, start = made[:, 1:], made[:, :1]
+            tokens = self._generate(model, inputs, tuple(places))
+            labels, start = tokens[:, 1:], tokens[:, :1]
             real = _until_end(labels, _ends(model, self.tokenizer)).long()
         else:
-            encoded = self._encoded(model, [self.targets[place] for place in places])
+            encoded = self._encode(model, [self.targets[place] for place in places])
             labels, real = encoded["input_ids"], encoded["attention_mask"]
             empty = [place for place, row in zip(places, real, strict=True) if not row.any()]
             if empty:
@@ -190,7 +194,7 @@ class Texts:
             "decoder_attention_mask": real,
         }
 
-    def _generated(
+    def _generate(
         self, model: Any, inputs: Mapping[str, Tensor], places: tuple[int, ...]
     ) -> Tensor:
         """Remembered: a probe is asked for again and again."""
@@ -223,7 +227,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def prepared(self, model: Any, places: Sequence[int]) -> Prepared:
+    def prepare(self, model: Any, places: Sequence[int]) -> PreparedBatch:
         pixels = self.pixels(model, places)
         before, rows, columns = grid(model, pixels)
         count = before + rows * columns
@@ -232,7 +236,7 @@ class Images:
         extra = ["[class]", *(f"[register {n}]" for n in range(1, before))][:before]
         patches = [f"{row + 1},{column + 1}" for row in range(rows) for column in range(columns)]
         words = [[*extra, *patches] for _ in places]
-        return Prepared({"pixel_values": pixels}, Tokens(real, special), None, (words,))
+        return PreparedBatch({"pixel_values": pixels}, Tokens(real, special), None, (words,))
 
     def groups(self, model: Any, places: Sequence[int]) -> list[list[int]]:
         before, rows, columns = grid(model, self.pixels(model, places[:1]))
@@ -243,16 +247,16 @@ class Images:
         return 0  # the processor resizes
 
     def pixels(self, model: Any, places: Sequence[int]) -> Tensor:
-        pictures = [opened(self.paths[place]) for place in places]
-        made = self.processor(images=pictures, return_tensors="pt")
+        pictures = [open_image(self.paths[place]) for place in places]
+        processed = self.processor(images=pictures, return_tensors="pt")
         first = next(model.parameters())
-        pixels: Tensor = made["pixel_values"].to(first.device, first.dtype)
+        pixels: Tensor = processed["pixel_values"].to(first.device, first.dtype)
         return pixels
 
 
-def material(
+def make_dataset(
     tokenizer: Any, texts: Sequence[Any], targets: Sequence[str] | None = None, **settings: Any
-) -> Material:
+) -> Texts | Images:
     """Texts, or images where `tokenizer` is an image processor."""
     if not len(texts):
         raise ValueError("texts must not be empty")
@@ -276,7 +280,7 @@ def check_decoder(model: Any, targets: Sequence[str] | None) -> None:
         raise ValueError(f"{type(model).__name__} has no head that writes text: give targets")
 
 
-def opened(path: Path) -> Any:
+def open_image(path: Path) -> Any:
     """A PIL image in three colours."""
     from PIL import Image, UnidentifiedImageError
 
@@ -306,7 +310,7 @@ def grid(model: Any, pixels: Tensor) -> tuple[int, int, int]:
     if before < 0:
         raise ValueError(
             f"{type(model).__name__} makes {count} tokens of {rows} x {columns} patches; looked "
-            "for a token a patch, after special ones"
+            "for one token per patch, after special ones"
         )
     return before, rows, columns
 
@@ -319,9 +323,9 @@ def at_once(model: Any, tokens: int) -> int:
 def heads(model: Any) -> int:
     """Only how much is done at once depends on it."""
     for name in ("num_attention_heads", "num_heads", "n_head", "encoder_attention_heads"):
-        found = getattr(model.config, name, None)
-        if isinstance(found, int):
-            return found
+        count = getattr(model.config, name, None)
+        if isinstance(count, int):
+            return count
     return 16
 
 
@@ -333,15 +337,15 @@ def _until_end(labels: Tensor, ends: Sequence[int]) -> Tensor:
 
 def _ends(model: Any, tokenizer: Any) -> list[int]:
     for config in (getattr(model, "generation_config", None), model.config):
-        found = getattr(config, "eos_token_id", None)
-        if found is not None:
-            return [found] if isinstance(found, int) else list(found)
+        ends = getattr(config, "eos_token_id", None)
+        if ends is not None:
+            return [ends] if isinstance(ends, int) else list(ends)
     return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
 
 def _start(model: Any, tokenizer: Any) -> int:
     for config in (getattr(model, "generation_config", None), model.config):
-        found = getattr(config, "decoder_start_token_id", None)
-        if found is not None:
-            return int(found)
+        start = getattr(config, "decoder_start_token_id", None)
+        if start is not None:
+            return int(start)
     return int(tokenizer.pad_token_id)

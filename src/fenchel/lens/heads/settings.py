@@ -1,4 +1,4 @@
-"""What an audit is asked for."""
+"""What an audit is asked for, and how it is carried out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALPHAS = (1.5, 2.0)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AuditSettings:
     """measures: of `MEASURES`. alphas: of the what-if. layers, heads: None for all, else their
     numbers, from 0. probe: how many texts those measures see that are too slow for all.
     tolerance: of the recipe, relative. trials: of the attack on each certificate."""
@@ -48,14 +48,14 @@ class Wanted:
         check_whole(self.probe, "probe", 1)
         check_whole(self.trials, "trials", 1)
 
-    def probes(self, *measures: str) -> bool:
+    def asks_for(self, *measures: str) -> bool:
         """Whether one of these is asked for."""
         return any(measure in self.measures for measure in measures)
 
-    def takes(self, layer: int) -> bool:
+    def includes_layer(self, layer: int) -> bool:
         return self.layers is None or layer in self.layers
 
-    def chosen(self, count: int) -> list[int]:
+    def choose_heads(self, count: int) -> list[int]:
         """The heads of an attention that has so many."""
         if self.heads is None:
             return list(range(count))
@@ -63,3 +63,14 @@ class Wanted:
         if beyond:
             raise ValueError(f"there are heads 0 to {count - 1}, no head {beyond[0]}")
         return sorted(set(self.heads))
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """What numbers depend on by rounding, or by what is cut: items of a unit of work, tokens of a
+    text at most, the model's dtype, and the threads of each process."""
+
+    chunk: int
+    longest: int
+    dtype: str
+    threads: int

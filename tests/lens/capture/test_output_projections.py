@@ -8,23 +8,23 @@ import torch
 import transformers as hf
 
 from fenchel import lens
-from fenchel.lens.heads.material import material
-from fenchel.lens.heads.projection import projections
+from fenchel.lens.capture.output_projections import find_projections
+from fenchel.lens.heads.datasets import make_dataset
 from tests.lens.architectures import BUILDERS, SMALL, build, pictures, processor, tokenizer
 from tests.lens.heads.reference import ATTENTIONS, output_of
 
 
 def shown(name, folder):
     if name == "vit":
-        return material(processor(), pictures(folder))
+        return make_dataset(processor(), pictures(folder))
     targets = ["c d", "e"] if name in ("t5", "bart") else None
-    return material(tokenizer(name), ["a b c", "d e"], targets)
+    return make_dataset(tokenizer(name), ["a b c", "d e"], targets)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_it_is_the_real_module(name, tmp_path):
     model = build(name)
-    found = projections(model, shown(name, tmp_path).prepared(model, [0]))
+    found = find_projections(model, shown(name, tmp_path).prepare(model, [0]).arguments)
     places = [(kind, layer) for kind in ATTENTIONS[name] for layer in range(2)]
     assert sorted(found) == sorted(places)
     for kind, layer in places:
@@ -33,13 +33,13 @@ def test_it_is_the_real_module(name, tmp_path):
         heads = joined.unflatten(-1, (4, 8)).transpose(0, 1)[None]  # (1, H, 3, e)
         with torch.no_grad():
             wanted = module(joined)
-        torch.testing.assert_close(found[kind, layer].whole(heads)[0], wanted)
+        torch.testing.assert_close(found[kind, layer].apply(heads)[0], wanted)
         grams, weight = found[kind, layer].grams(), found[kind, layer].weight
         for head in range(4):
             own = heads[0, head]
             lengths = (own @ weight[head]).square().sum(-1)
             torch.testing.assert_close(((own @ grams[head]) * own).sum(-1), lengths)
-        assert found[kind, layer].only([2]).weight.shape == (1, 8, 32)
+        assert found[kind, layer].select([2]).weight.shape == (1, 8, 32)
 
 
 class Gate(torch.nn.Module):
@@ -65,7 +65,7 @@ def gated(layers):
 
 def test_with_a_gate_between_there_is_none():
     one = gated([1])
-    found = projections(one, shown("bert", Path()).prepared(one, [0]))
+    found = find_projections(one, shown("bert", Path()).prepare(one, [0]).arguments)
     assert list(found) == [("encoder", 0)]
     measures = ["weights", "what_if", "recipe"]
     rows = lens.audit(one, tokenizer("bert"), ["a b c", "d e"], measures=measures).rows()
@@ -110,5 +110,5 @@ def test_a_map_that_is_more_than_its_matrix_is_left_out(change):
     model = build("bert")
     output = model.encoder.layer[0].attention.output
     output.dense = change(output.dense)
-    found = projections(model, shown("bert", None).prepared(model, [0]))
+    found = find_projections(model, shown("bert", None).prepare(model, [0]).arguments)
     assert list(found) == [("encoder", 1)]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fenchel.lens.heads.capture import watch
+from fenchel.lens.capture.calls import capture_attentions, watch
+from fenchel.lens.families import find_attentions
 from tests.lens.architectures import BUILDERS, KINDS, build, inputs
 
 
@@ -39,9 +40,9 @@ def test_the_output_of_a_call_is_the_expectation(name):
     model, given = build(name), inputs(name)
     calls, _, _ = captured(model, given)
     for call in calls:
-        _, value = call.repeated()
+        _, value = call.repeat_groups()
         assert (call.weights() @ value).shape == (*call.query.shape[:3], value.shape[-1])
-        seen = call.seen()
+        seen = call.mask()
         assert (call.weights()[~seen] == 0).all()
         assert (call.weights().sum(-1)[seen.any(-1)] - 1).abs().max() < 1e-12
 
@@ -89,3 +90,24 @@ def test_a_module_without_attention_is_refused():
         watch(torch.nn.Linear(2, 2), print),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bert", "encoder"), ("t5", "encoder"), ("t5", "decoder"), ("t5", "cross")]
+)
+def test_entering_tokens_are_what_the_projections_are_given(name, kind):
+    """Projected by the model's own matrices, they are the queries and keys of the call."""
+    model, given = build(name), inputs(name)
+    attentions = find_attentions(model, kind)
+    calls = capture_attentions(model, attentions, lambda: model(**given))
+    assert [(call.kind, call.path) for call in calls] == [(kind, one.path) for one in attentions]
+    for attention, call in zip(attentions, calls, strict=True):
+        for project, tokens, heads in (
+            (attention.query, call.tokens.queries, call.query),
+            (attention.key, call.tokens.keys, call.key),
+        ):
+            wanted = project(tokens).unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+            torch.testing.assert_close(heads, wanted, rtol=0, atol=0)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    plain, _, _ = captured(model, given)
+    assert all(call.tokens is None for call in plain)

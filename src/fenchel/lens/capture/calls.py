@@ -1,8 +1,8 @@
 """Every attention call of a model as it runs: queries, keys, values, and who may see whom.
 
-The model is switched to an attention function of our own, through the interface by which
-transformers looks its functions up; what asks for a function there is an attention, whatever it is
-called. The function hands the call on and returns what softmax gives.
+The model is switched to an attention function of the library, through the interface by which
+transformers looks its functions up. A module that asks for a function there is an attention,
+whatever it is called. The function records the call and returns what softmax gives.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._numerics import certificate_dtype, where
-from fenchel.lens.problems import evaluating
-from fenchel.lens.recognise import Kind
+from fenchel.lens.capture.evaluation import evaluating
+from fenchel.lens.families import Attention, Kind
 from fenchel.regularizers import Regularizer, Shannon
 
 _NAME = "fenchel:lens"
 _FOREIGN = ("key_value_states", "encoder_hidden_states")  # arguments that bring another's tokens
+
+
+@dataclass(frozen=True, eq=False)
+class EnteringTokens:
+    """Tokens that enter an attention, before the projections: queries (B, Q, d), keys (B, n, d)."""
+
+    queries: Tensor
+    keys: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +41,7 @@ class Call:
     query (B, H, Q, f), key (B, K, n, f), value (B, K, n, e) with H = K r heads; visible and bias
     (B or 1, H or 1, Q, n) or None. output: what the model was given, (B, Q, H, e).
     layer: among the attentions of its kind, from 0. path: of the module within the model.
+    tokens: recorded only where `watch` was asked for them.
     """
 
     path: str
@@ -45,19 +54,20 @@ class Call:
     bias: Tensor | None
     scaling: float
     output: Tensor
+    tokens: EnteringTokens | None = None
 
     @property
     def heads(self) -> int:
         return self.query.shape[1]
 
-    def repeated(self) -> tuple[Tensor, Tensor]:
+    def repeat_groups(self) -> tuple[Tensor, Tensor]:
         """Keys and values for every query head, (B, H, n, .), in float64."""
         groups = self.query.shape[1] // self.key.shape[1]
         inner = certificate_dtype(self.query.device)
         key, value = (x.to(inner).repeat_interleave(groups, 1) for x in (self.key, self.value))
         return key, value
 
-    def only(self, heads: Sequence[int]) -> Call:
+    def select(self, heads: Sequence[int]) -> Call:
         """The same call, of these heads alone."""
         groups = self.query.shape[1] // self.key.shape[1]
         chosen = list(heads)
@@ -69,41 +79,41 @@ class Call:
             query=self.query[:, chosen],
             key=self.key.repeat_interleave(groups, 1)[:, chosen],
             value=self.value.repeat_interleave(groups, 1)[:, chosen],
-            visible=_of_heads(self.visible, chosen),
-            bias=_of_heads(self.bias, chosen),
+            visible=_select_heads(self.visible, chosen),
+            bias=_select_heads(self.bias, chosen),
             output=self.output[:, :, chosen],
         )
 
-    def seen(self) -> Tensor:
-        """True: may be seen. (B, H, Q, n)"""
+    def mask(self) -> Tensor:
+        """True: the query may see the key. (B, H, Q, n)"""
         shape = (*self.query.shape[:3], self.key.shape[2])
-        seen = torch.ones((), dtype=torch.bool, device=self.query.device).expand(shape)
+        mask = torch.ones((), dtype=torch.bool, device=self.query.device).expand(shape)
         if self.visible is not None:
-            seen = seen & self.visible
+            mask = mask & self.visible
         if self.bias is not None:
-            seen = seen & (self.bias > -torch.inf)
-        return seen
+            mask = mask & (self.bias > -torch.inf)
+        return mask
 
     def scores(self) -> Tensor:
         """(B, H, Q, n), float64."""
-        key, _ = self.repeated()
+        key, _ = self.repeat_groups()
         scores = self.scaling * (self.query.to(key.dtype) @ key.mT)
         if self.bias is not None:
             scores = scores + self.bias.to(key.dtype)
-        return where(self.seen(), scores, -torch.inf)
+        return where(self.mask(), scores, -torch.inf)
 
     def weights(self) -> Tensor:
         """(B, H, Q, n), float64; zeros in a row that sees nothing."""
-        return normalised(self.scores())
+        return masked_softmax(self.scores())
 
 
-def normalised(scores: Tensor) -> Tensor:
+def masked_softmax(scores: Tensor) -> Tensor:
     """Softmax; zeros in a row that sees nothing."""
     any_key = scores.amax(-1, keepdim=True) > -torch.inf
     return where(any_key, where(any_key, scores, 0.0).softmax(-1), 0.0)
 
 
-def _of_heads(x: Tensor | None, heads: list[int]) -> Tensor | None:
+def _select_heads(x: Tensor | None, heads: list[int]) -> Tensor | None:
     return x if x is None or x.shape[1] == 1 else x[:, heads]
 
 
@@ -118,6 +128,7 @@ def watch(
     *,
     instead: Choice | None = None,
     derivatives: bool = False,
+    with_tokens: Sequence[Attention] = (),
 ) -> Iterator[dict[str, tuple[Kind, int]]]:
     """While open, every attention call of the model is handed to `on_call`, in the order it runs.
 
@@ -129,6 +140,7 @@ def watch(
 
     instead: the regulariser of an attention; None: softmax, as the model was trained.
     derivatives: whether the calls and the model's output can be differentiated.
+    with_tokens: attentions whose calls also hold the tokens that enter them.
     """
     from fenchel.hf.convert import attention_modules
 
@@ -147,7 +159,27 @@ def watch(
             undo.callback(_WATCHED.pop, module, None)
             hook = module.register_forward_pre_hook(_note_source, with_kwargs=True)
             undo.callback(hook.remove)
+        for attention in with_tokens:
+            for hook in _record_tokens(attention, _WATCHED[attention.module]):
+                undo.callback(hook.remove)
         yield met
+
+
+def capture_attentions(
+    model: Any, attentions: Sequence[Attention], run: Callable[[], object]
+) -> list[Call]:
+    """The calls of these attentions during one pass, in their order, with the entering tokens.
+
+    run: one pass of the model, or of the part that holds the attentions.
+    """
+    calls: dict[str, Call] = {}
+
+    def record(call: Call) -> None:
+        calls[call.path] = call
+
+    with watch(model, record, with_tokens=attentions):
+        run()
+    return [calls[attention.path] for attention in attentions]
 
 
 @dataclass
@@ -157,6 +189,8 @@ class _Watch:
     met: dict[str, tuple[Kind, int]]
     instead: Choice | None
     foreign: bool = False  # the keys of the current call come from elsewhere
+    query_tokens: Tensor | None = None
+    key_tokens: Tensor | None = None
 
     def place(self, causal: bool) -> tuple[Kind, int]:
         """Kind and number, in the order of the calls."""
@@ -166,15 +200,32 @@ class _Watch:
                 "its layers cannot be told apart, and such models are not supported"
             )
         kind: Kind = "cross" if self.foreign else "decoder" if causal else "encoder"
-        number = sum(known == kind for known, _ in self.met.values())
+        number = sum(other == kind for other, _ in self.met.values())
         self.met[self.path] = (kind, number)
         return kind, number
 
-    def chosen(self, kind: Kind, layer: int) -> Regularizer | None:
-        return None if self.instead is None else self.instead(kind, layer)
+    def regularizer(self, kind: Kind, layer: int) -> Regularizer:
+        chosen = None if self.instead is None else self.instead(kind, layer)
+        return Shannon() if chosen is None else chosen
+
+    def tokens(self) -> EnteringTokens | None:
+        if self.query_tokens is None or self.key_tokens is None:
+            return None
+        return EnteringTokens(self.query_tokens, self.key_tokens)
 
 
 _WATCHED: WeakKeyDictionary[nn.Module, _Watch] = WeakKeyDictionary()
+
+
+def _record_tokens(attention: Attention, watch: _Watch) -> Iterator[Any]:
+    def record_queries(_: Any, args: Any) -> None:
+        watch.query_tokens = args[0]
+
+    def record_keys(_: Any, args: Any) -> None:
+        watch.key_tokens = args[0]
+
+    yield attention.query.register_forward_pre_hook(record_queries)
+    yield attention.key.register_forward_pre_hook(record_keys)
 
 
 def _note_source(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -192,7 +243,7 @@ def _second_is_foreign(module: nn.Module, args: Any) -> bool:
     )
 
 
-def _handed_on(
+def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -212,27 +263,16 @@ def _handed_on(
     if causal:
         past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         visible = past.tril()[None, None]
+    arguments = (query, key, value, attention_mask, scaling, dropout, is_causal, position_bias)
     watch = _WATCHED.get(module)
-    place = None if watch is None else watch.place(causal or bool(getattr(module, "is_causal", 0)))
-    chosen = None if watch is None or place is None else watch.chosen(*place)
-    output, weights = TranslatedAttention(Shannon() if chosen is None else chosen)(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling,
-        dropout,
-        is_causal,
-        position_bias,
-        **others,
-    )
-    if watch is not None and place is not None:
-        kind, layer = place
-        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        watch.on_call(
-            Call(watch.path, layer, kind, query, key, value, visible, bias, scale, output)
-        )
+    if watch is None:
+        return TranslatedAttention(Shannon())(module, *arguments, **others)
+    kind, layer = watch.place(causal or bool(getattr(module, "is_causal", 0)))
+    attend = TranslatedAttention(watch.regularizer(kind, layer))
+    output, weights = attend(module, *arguments, **others)
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    operands = (query, key, value, visible, bias, scale)
+    watch.on_call(Call(watch.path, layer, kind, *operands, output, watch.tokens()))
     return output, weights
 
 
@@ -253,13 +293,13 @@ def _register() -> None:
 
     if _NAME not in AttentionInterface():
         AttentionMaskInterface.register(_NAME, AttentionMaskInterface()["sdpa"])
-        AttentionInterface.register(_NAME, _handed_on)
+        AttentionInterface.register(_NAME, _attend)
 
 
 def _configs(model: Any) -> list[Any]:
     """Every configuration within, once."""
-    found = {id(module.config): module.config for module in model.modules() if _has_config(module)}
-    return list(found.values())
+    configs = {id(one.config): one.config for one in model.modules() if _has_config(one)}
+    return list(configs.values())
 
 
 def _has_config(module: nn.Module) -> bool:

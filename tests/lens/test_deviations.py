@@ -64,7 +64,7 @@ def test_shapes_and_padding(name, kind):
 def test_alone_or_in_a_batch(name, kind, monkeypatch):
     model, inputs = model_of(name), inputs_of(kind)
     whole = lens.deviation(model, inputs, attention=kind)
-    monkeypatch.setattr("fenchel.lens.estimation._ENTRIES", 1)  # each sentence a group of its own
+    monkeypatch.setattr("fenchel.lens.deviations._ENTRIES", 1)  # each sentence a group of its own
     apart = lens.deviation(model, inputs, attention=kind)
     for measure in MEASURES:
         torch.testing.assert_close(

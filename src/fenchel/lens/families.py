@@ -12,7 +12,7 @@ Kind = Literal["encoder", "decoder", "cross"]
 
 @dataclass(frozen=True)
 class Family:
-    """Names, in a family of models: of the attention's parts, its sizes and its mask."""
+    """Names, in a family of models: of the attention's parts and its sizes."""
 
     ending: str  # of the attention's class
     query: str
@@ -20,7 +20,6 @@ class Family:
     value: str
     heads: str
     head_size: str
-    mask: str
     pair: bool = False  # of an encoder and a decoder
 
 
@@ -31,9 +30,8 @@ _BERT = Family(
     "value",
     "num_attention_heads",
     "attention_head_size",
-    "attention_mask",
 )
-_T5 = Family("T5Attention", "q", "k", "v", "n_heads", "key_value_proj_dim", "mask", pair=True)
+_T5 = Family("T5Attention", "q", "k", "v", "n_heads", "key_value_proj_dim", pair=True)
 
 # By `config.model_type`.
 FAMILIES = {
@@ -48,26 +46,27 @@ FAMILIES = {
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """One attention of a model: scores <K x_i + b, Q y_k + b'> times its scaling."""
+    """One attention of a model: scores <K x_i + b, Q y_k + b'> times its scaling.
 
+    path: of the module within the model.
+    """
+
+    path: str
     module: Any
     family: Family
     kind: Kind
 
     @property
     def query(self) -> nn.Linear:
-        found: nn.Linear = getattr(self.module, self.family.query)
-        return found
+        return self._linear(self.family.query)
 
     @property
     def key(self) -> nn.Linear:
-        found: nn.Linear = getattr(self.module, self.family.key)
-        return found
+        return self._linear(self.family.key)
 
     @property
     def value(self) -> nn.Linear:
-        found: nn.Linear = getattr(self.module, self.family.value)
-        return found
+        return self._linear(self.family.value)
 
     @property
     def heads(self) -> int:
@@ -82,26 +81,30 @@ class Attention:
         """The model's own factor of the scores: 1 / sqrt(head_size) in BERT, 1 in T5."""
         return float(self.module.scaling)
 
+    def _linear(self, name: str) -> nn.Linear:
+        projection: nn.Linear = getattr(self.module, name)
+        return projection
+
     def per_head(self, x: Tensor) -> Tensor:
         """(heads * head_size, ...) -> (heads, head_size, ...)"""
         return x.reshape(self.heads, self.head_size, *x.shape[1:])
 
 
-def attentions(model: Any, kind: Kind) -> list[Attention]:
+def find_attentions(model: Any, kind: Kind) -> list[Attention]:
     """Those of one kind, from the first layer to the last."""
     if kind not in get_args(Kind):
         raise ValueError(f"attention must be one of {', '.join(get_args(Kind))}, got {kind!r}")
     family = family_of(model)
     _check_implementation(model)
-    found = [
-        Attention(module, family, _kind(path, module, family))
+    every = [
+        Attention(path, module, family, _kind(path, module, family))
         for path, module in model.named_modules()
         if type(module).__name__.endswith(family.ending)
     ]
-    chosen = [one for one in found if one.kind == kind]
+    chosen = [attention for attention in every if attention.kind == kind]
     if not chosen:
-        there = ", ".join(sorted({one.kind for one in found})) or "none"
-        raise ValueError(f"{type(model).__name__} has no {kind} attention; it has: {there}")
+        kinds = ", ".join(sorted({attention.kind for attention in every})) or "none"
+        raise ValueError(f"{type(model).__name__} has no {kind} attention; it has: {kinds}")
     return chosen
 
 
@@ -137,3 +140,8 @@ def _check_implementation(model: Any) -> None:
             f"the audit is of softmax attention through eager or sdpa, but the model is on "
             f'{name!r}; use model.set_attn_implementation("eager")'
         )
+
+
+def place_name(kind: str, layer: int) -> str:
+    """How an attention is called in tallies, documents and pages, such as "encoder/0"."""
+    return f"{kind}/{layer}"

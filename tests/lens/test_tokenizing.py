@@ -1,4 +1,4 @@
-"""Sentences from a file, and what the tokenizer makes of them."""
+"""What the tokenizer makes of sentences."""
 
 import pytest
 import torch
@@ -18,24 +18,6 @@ def folder(tmp_path_factory):
     numbers = {word: number for number, word in enumerate(vocabulary)}
     transformers.BertTokenizer(vocab=numbers).save_pretrained(path)
     return path
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "some.tsv"
-    path.write_text("a man is playing\t1\n\n the guitar \t0\nnobody knew it\t1\n", encoding="utf-8")
-    return path
-
-
-def test_sentences(text):
-    assert lens.sentences(text, 2) == ["a man is playing", "the guitar"]
-    assert len(lens.sentences(text, 100)) == 3
-    with pytest.raises(ValueError, match="count must be"):
-        lens.sentences(text, 0)
-    empty = text.with_name("empty.txt")
-    empty.write_text("\n \n", encoding="utf-8")
-    with pytest.raises(ValueError, match="holds no sentence"):
-        lens.sentences(empty, 1)
 
 
 def test_encode_for_a_decoder(folder):
