@@ -7,10 +7,10 @@ STAMP := .venv/installed
 DOCS_STAMP := .venv/installed-docs
 MINILM := build/models/minilm
 
-# What has a kernel and a twin in torch; tests/attention switches them itself. Rooms that stand on
-# them run without kernels in test-slow.
-ALSO_WITHOUT := tests/test_solve.py tests/test_maps.py tests/contracts tests/peers \
-	tests/continuous/test_expectations.py tests/continuous/test_mixture_fitting.py
+# What has a kernel and a twin in torch; tests/attention switches them itself. All that stands on
+# them runs without kernels in test-slow.
+ALSO_WITHOUT := tests/test_solve.py tests/test_maps.py tests/continuous/test_expectations.py \
+	tests/continuous/test_mixture_fitting.py
 
 .PHONY: demo test test-papers test-slow lint claims experiments bench tour docs clean
 
@@ -28,7 +28,8 @@ test-papers: $(STAMP)  ## all tests of papers and benchmarks
 
 test-slow: $(STAMP)  ## the long tests, of all three
 	$(PYTEST) tests papers benchmarks -m slow
-	FENCHEL_NATIVE=0 $(PYTEST) tests/nn tests/hf tests/continuous tests/test_documents.py
+	FENCHEL_NATIVE=0 $(PYTEST) tests/contracts tests/peers tests/nn tests/hf tests/continuous \
+		tests/test_documents.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -323,7 +323,13 @@ def both(function, operands):
     return [output, *torch.autograd.grad(output, leaves, draw(9, *output.shape))]
 
 
-@pytest.mark.parametrize("name", COMPILED)
+DEAR = ("shannon", "shannon masked", "norm")  # compilers are slow; three of six stand for them
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in DEAR else ()) for name in COMPILED],
+)
 def test_compiled_whole_it_is_the_same(name):
     regularizer, options = COMPILED[name]
     operands = draw(0, 2, 2, 6, 3), draw(1, 2, 2, 6, 3), draw(2, 2, 2, 6, 2)

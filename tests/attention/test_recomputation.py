@@ -12,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 OMEGA, OTHER = fl.Tsallis(1.5), fl.Tsallis(2.0)
 X = draw(0, 2, 3, 7, 4, scale=1.5)
+NATIVE = pytest.mark.parametrize("kernels", ["native"], indirect=True)  # compiled sooner
 BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "other"])
 
 
@@ -172,6 +173,7 @@ def test_dropout_is_the_same_in_both_passes(reentrant):
 
 
 @BOTH
+@NATIVE
 @pytest.mark.parametrize("before", [True, False], ids=["compiled before", "compiled inside"])
 def test_a_block_around_a_compiled_function_in_a_checkpoint(reentrant, before):
     """It raises; compiled before, without a checkpoint, at the latest in the backward pass."""
@@ -185,6 +187,7 @@ def test_a_block_around_a_compiled_function_in_a_checkpoint(reentrant, before):
 
 
 @BOTH
+@NATIVE
 def test_compiled_functions_with_a_block_in_checkpoints(reentrant):
     torch._dynamo.reset()
     leaf = start()

@@ -135,6 +135,7 @@ def thousand():
     return case, reference.jets(*case, 2)
 
 
+@pytest.mark.xdist_group("thousand pairs")
 @pytest.mark.parametrize(("dtype", "bar"), [(DOUBLE, 1e-8), (torch.float32, 1e-5)])
 def test_a_thousand_pairs(thousand, dtype, bar):
     """Values and first derivatives, at the tolerance that is set by default."""
@@ -142,12 +143,14 @@ def test_a_thousand_pairs(thousand, dtype, bar):
     assert_jets(*library_jets(case, dtype, False), expected, bar)
 
 
+@pytest.mark.xdist_group("thousand pairs")
 @pytest.mark.parametrize(("dtype", "bar"), [(DOUBLE, 1e-8), (torch.float32, 1e-5)])
 def test_second_derivatives_of_some_pairs(thousand, dtype, bar):
     case, expected = ([x[:28] for x in y] for y in thousand)
     assert_jets(*library_jets(case, dtype, True), expected, bar)
 
 
+@pytest.mark.xdist_group("thousand pairs")
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bar"), [(DOUBLE, 1e-8), (torch.float32, 1e-5)])
 def test_second_derivatives_of_a_thousand_pairs(thousand, dtype, bar):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-QUICK, SLOW = 15, 100  # for each parameter of a property; see test_runner.py for the total
+QUICK, SLOW = 6, 100  # for each parameter of a property; see test_runner.py for the total
 
 # The same examples on every run: a failure is then a change of the code, not of the dice.
 for name, examples in {"quick": QUICK, "slow": SLOW}.items():

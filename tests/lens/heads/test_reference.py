@@ -17,6 +17,8 @@ from tests.lens.architectures import BUILDERS, build, pictures, processor, token
 from tests.lens.heads.reference import Bench, Shown, entropy, last_states, mean
 from tests.lens.heads.reference_probe import Probe, Search
 
+pytestmark = pytest.mark.xdist_group("audit reference")  # one worker computes it once
+
 TEXTS = ["a b c d e", "f g h i", "j"]
 TARGETS = ["c a", "b d e f", "g h g"]
 PROBE = [0, 1]  # of three texts, two at even distances
