@@ -1,5 +1,7 @@
 """Values: against an independent oracle, and by their own certificate."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -213,3 +215,21 @@ def test_float32_is_near_float64():
         exact = fl.entmax(scores.float().double(), alpha)
         error = (fl.entmax(scores.float(), alpha).double() - exact).abs().max()
         assert error <= 32 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("base", [None, torch.tensor([True, False, True, True]), torch.rand(4)])
+def test_copied_and_saved_solutions_keep_their_certificate(base, tmp_path):
+    solution = fl.solve(torch.randn(3, 4), fl.Tsallis(1.5), base=base)
+    torch.save(solution, tmp_path / "solution.pt")
+    loaded = torch.load(tmp_path / "solution.pt", weights_only=False)
+    for other in (copy.deepcopy(solution), pickle.loads(pickle.dumps(solution)), loaded):
+        assert torch.equal(other.gap, solution.gap)
+        assert torch.equal(other.status, solution.status)
+
+
+def test_a_certificate_of_changed_scores_is_refused():
+    scores = torch.randn(3, 4)
+    solution = fl.solve(scores, fl.Tsallis(1.5))
+    scores.mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place after `solve`"):
+        _ = solution.gap

@@ -41,9 +41,9 @@ _REMEDIES = {
     Status.MAX_STEPS: "the search stopped before its tolerance; read the gap for how far off the "
     "row may be. Fused on a grid: raise max_steps or the tolerance. Tsallis: alpha or the range of "
     "the base is too large for this precision; lower it or use float64",
-    Status.INEXACT: "the gap is above what rounding explains: scores and masses are too far apart "
-    "for this precision; read the gap for how far off the row may be, bring scores and log masses "
-    "closer together, or use float64",
+    Status.INEXACT: "the gap is above what rounding explains; read it for how far off the row may "
+    "be. With a regulariser of your own, check its maximize and value. With a base, scores and log "
+    "masses are too far apart for this precision: bring them closer together, or use float64",
 }
 
 
@@ -174,6 +174,15 @@ class Solution:
         A sum of non-negative terms, one per key, evaluated in float64 from the given scores, the
         weights and the threshold alone; not differentiable, never clipped. Zero for an empty row.
         """
+        if torch.compiler.is_compiling():
+            return self._certify()
+        memory = vars(self)  # `status` and `explain` ask again
+        if "_gap" not in memory:
+            memory["_gap"] = self._certify()
+        gap: Tensor = memory["_gap"]
+        return gap
+
+    def _certify(self) -> Tensor:
         p = self._rows().detach()
         gap = self.gap_of(p) + self._rounding(p)
         return where(self.outcome != Status.EMPTY.value, where(~self._failed, gap, math.nan), 0.0)
@@ -181,12 +190,8 @@ class Solution:
     @property
     def status(self) -> Tensor:
         """Codes of `Status`, one per row. OK means that the gap is within its tolerance."""
-        return self.judge(self.gap)
-
-    def judge(self, gap: Tensor) -> Tensor:
-        """The status of rows with this gap, for callers who have computed it already."""
         ok = self.outcome == Status.OK.value
-        return where(~ok | (gap <= self.tolerance), self.outcome, Status.INEXACT.value)
+        return where(~ok | (self.gap <= self.tolerance), self.outcome, Status.INEXACT.value)
 
     @property
     def tolerance(self) -> Tensor:

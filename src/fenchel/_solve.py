@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +64,12 @@ def solve_fully(
     threshold = _threshold(maximum.threshold + problem.shift, outcome)
     answer = Answer(problem, outcome, threshold, maximum.dual, maximum.potential)
     weights = _finish(maximum.weights, outcome).to(scores.dtype).movedim(-1, problem.axis)
-    return Solution(weights, _snapshot(regularizer), lambda: answer)
+    return Solution(weights, _snapshot(regularizer), partial(_identity, answer))
+
+
+def _identity(answer: Answer) -> Answer:
+    """A function with a name, so that solutions can be copied and saved."""
+    return answer
 
 
 def _weigh_rows(
@@ -91,10 +98,17 @@ class _Later:
         self._unchanged = None if tracing else Unchanged(scores=scores, base=base)
         self._answer: Answer | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has tensors of its own, whose versions say nothing: the answer goes with it."""
+        return {"_arguments": None, "_unchanged": None, "_answer": self()}
+
     def __call__(self) -> Answer:
         if self._answer is None:
             if self._unchanged is not None:
-                self._unchanged.check("the certificate of a solution")
+                self._unchanged.check(
+                    "scores or base were changed in place after `solve`",
+                    "the certificate of a solution",
+                )
             scores, regularizer, base, dim = self._arguments
             self._answer = solve_fully(scores, regularizer, base=base, dim=dim).answer()
         return self._answer

@@ -24,13 +24,17 @@ class Unchanged:
             if not tensor.is_inference()  # no version, and no change outside of that mode
         ]
 
-    def check(self, reader: str = "attention, in the backward pass,") -> None:
+    def check(
+        self,
+        trouble: str = "one of the variables needed for gradient computation has been modified by "
+        "an inplace operation",
+        reader: str = "attention, in the backward pass,",
+    ) -> None:
         """Raise, as autograd does, if one of them was changed in place. reader: who needs them."""
         for name, tensor, version in self._tensors:
             if tensor._version != version:
                 raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an "
-                    f"inplace operation: {name}, [{tensor.type()} {list(tensor.shape)}], is at "
+                    f"{trouble}: {name}, [{tensor.type()} {list(tensor.shape)}], is at "
                     f"version {tensor._version}; expected version {version} instead; "
                     f"{reader} reads it once more: change a copy, or change it later"
                 )

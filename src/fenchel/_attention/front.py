@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from fenchel._attention.call import AttentionCall, prepare
 from fenchel._attention.dense import softmax_paths
-from fenchel._attention.sparse import sparse_paths
+from fenchel._attention.sparse import NATIVE_PATH, sparse_paths
 from fenchel._attention.tiled import TILES, tiled
 from fenchel._kernels.route import Path, Route, choose
 from fenchel.priors import Prior
@@ -116,4 +116,14 @@ def _paths(call: AttentionCall, regularizer: Regularizer) -> list[Path]:
     for kind in type(regularizer).__mro__:
         if kind in _PATHS:
             return _PATHS[kind](call, regularizer)
-    return [Path(TILES, lambda: None, lambda: tiled(call, regularizer))]
+    return [
+        Path(NATIVE_PATH, lambda: _ONLY_TSALLIS, _never),
+        Path(TILES, lambda: None, lambda: tiled(call, regularizer)),
+    ]
+
+
+_ONLY_TSALLIS = "the fused kernels compute Tsallis regularisers only"
+
+
+def _never() -> Tensor:
+    raise AssertionError(_ONLY_TSALLIS)

@@ -14,6 +14,9 @@ from fenchel._attention.tiled import solve_tile, split
 from fenchel._solution import Status
 from fenchel.priors import Prior
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
+from fenchel.regularizers.shannon import Shannon
+
+_SHANNON = Shannon()
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,7 @@ def attention_solution(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    regularizer: Regularizer | Module,
+    regularizer: Regularizer | Module = _SHANNON,
     *,
     base: Tensor | Prior | None = None,
     attn_mask: Tensor | None = None,
@@ -117,8 +120,7 @@ def _gather(call: AttentionCall, regularizer: Regularizer) -> AttentionSolution:
         columns[0].append(row)
         columns[1].append(entries[:, 2])
         columns[2].append(weights[entries.unbind(-1)])
-        gap = solution.gap
-        numbers = (solution.threshold, gap, solution.judge(gap))
+        numbers = (solution.threshold, solution.gap, solution.status)
         columns[3].append(torch.stack([x.double().reshape(batch, heads, rows) for x in numbers]))
     row, key, weight = (torch.cat(column) for column in columns[:3])
     order = row.argsort(stable=True)

@@ -16,6 +16,8 @@ from fenchel.priors import Causal, Prior, expand_to
 from fenchel.regularizers.contract import per_row
 from fenchel.regularizers.tsallis import Tsallis
 
+NATIVE_PATH = "native kernels"
+
 
 def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
     """The fastest first."""
@@ -29,7 +31,7 @@ def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
             lambda: _attend_on_cuda(call, regularizer),
         ),
         Path(
-            "native kernels",
+            NATIVE_PATH,
             lambda: _against(rounded, regularizer) or _by_tiles(rounded, regularizer),
             lambda: _attend(rounded, regularizer),
         ),
