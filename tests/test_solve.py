@@ -227,9 +227,42 @@ def test_copied_and_saved_solutions_keep_their_certificate(base, tmp_path):
         assert torch.equal(other.status, solution.status)
 
 
-def test_a_certificate_of_changed_scores_is_refused():
+@pytest.mark.parametrize("omega", [fl.Tsallis(1.5), fl.Tsallis(1.5, 2.0)], ids=str)
+def test_a_certificate_of_changed_scores_is_refused(omega):
     scores = torch.randn(3, 4)
-    solution = fl.solve(scores, fl.Tsallis(1.5))
+    solution = fl.solve(scores, omega)
     scores.mul_(2)
     with pytest.raises(RuntimeError, match="changed in place after `solve`"):
         _ = solution.gap
+
+
+@pytest.mark.parametrize("omega", [fl.Tsallis(1.5), fl.Tsallis(1.5, 2.0)], ids=str)
+def test_who_asks_first_does_not_matter(omega):
+    """Logging the gap without gradients leaves the potential its own."""
+    scores = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    for mode in (torch.no_grad, torch.inference_mode):
+        solution = fl.solve(scores, omega)
+        with mode():
+            assert (solution.gap >= 0).all()
+        (gradient,) = torch.autograd.grad(solution.potential.sum(), scores)
+        assert (gradient - solution.weights).abs().max() <= 1e-12
+
+
+def test_negative_weights_are_not_certified():
+    for omega in (fl.Tsallis(2.0), fl.Tsallis(1.5), fl.Shannon()):
+        solution = fl.solve(torch.tensor([3.0, 2.9, -5.0, 0.0]), omega)
+        moved = solution.weights + torch.tensor([5e-6, 5e-6, -1e-5 - solution.weights[2], 0.0])
+        assert solution.gap_of(moved) == torch.inf
+
+
+class Sharper(fl.Shannon):
+    def maximize(self, scores, base):
+        return fl.Shannon(0.1).maximize(scores, base)
+
+
+def test_a_subclass_solves_its_own_problem():
+    scores = torch.randn(1, 1, 6, 5)
+    expected = torch.softmax(scores / 0.1, -1)
+    torch.testing.assert_close(fl.solve(scores, Sharper()).weights, expected)
+    key = torch.eye(5).expand(1, 1, 5, 5)
+    torch.testing.assert_close(fl.attention(scores, key, key, Sharper(), scale=1.0), expected)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, dot, full_precision, where
+from fenchel._unchanged import Unchanged
 from fenchel.priors import Base
 from fenchel.regularizers.contract import Curvature, Dual, Regularizer
 
@@ -59,6 +60,9 @@ class SolveError(ValueError):
     """Raised by `solve(..., throw=True)` for rows that are not OK."""
 
 
+CHANGED = "scores or base were changed in place after `solve`"
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Scores made ready: keys last, anchor at zero, everything finite, dead keys not allowed."""
@@ -68,12 +72,15 @@ class Problem:
     shift: Tensor  # (...), the row's anchor: a score near which the weights are decided
     axis: int  # where the keys were, counted from the end
     raw_scores: Tensor  # the scores before anything was done to them, keys last; detached
+    unchanged: Unchanged | None  # whether they still are; None where nobody can tell
 
     def exact_scores(self) -> Tensor:
         """The raw scores less the anchor in the precision of certificates. (..., n)"""
         exact = certificate_dtype(self.raw_scores.device)
         if self.raw_scores.dtype == exact:
             return self.scores.detach()
+        if self.unchanged is not None:
+            self.unchanged.check(CHANGED, "the certificate of a solution")
         shift = self.shift.unsqueeze(-1).to(exact)
         return subtract_anchor(self.raw_scores.to(exact), shift, self.base.allowed)
 

@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.nn import Module
 
 from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, has, readable, where
-from fenchel._solution import Answer, Problem, Solution, SolveError, Status, subtract_anchor
+from fenchel._solution import (
+    CHANGED,
+    Answer,
+    Problem,
+    Solution,
+    SolveError,
+    Status,
+    subtract_anchor,
+)
 from fenchel._unchanged import Unchanged
 from fenchel.priors import Base, Prior, expand_to, resolve
 from fenchel.regularizers.contract import Maximum, Regularizer, resolve_regularizer
@@ -96,21 +104,27 @@ class _Later:
         self._arguments = (scores, regularizer, base, dim)
         tracing = torch.compiler.is_compiling()
         self._unchanged = None if tracing else Unchanged(scores=scores, base=base)
+        # Of the call: who first asks for the gap may do so without gradients.
+        self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         self._answer: Answer | None = None
+
+    def _compute(self) -> Answer:
+        scores, regularizer, base, dim = self._arguments
+        if torch.compiler.is_compiling():
+            return solve_fully(scores, regularizer, base=base, dim=dim).answer()
+        inference, follow = self._modes
+        with torch.inference_mode(inference), torch.set_grad_enabled(follow):
+            return solve_fully(scores, regularizer, base=base, dim=dim).answer()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has tensors of its own, whose versions say nothing: the answer goes with it."""
-        return {"_arguments": None, "_unchanged": None, "_answer": self()}
+        return {"_answer": self()}
 
     def __call__(self) -> Answer:
         if self._answer is None:
             if self._unchanged is not None:
-                self._unchanged.check(
-                    "scores or base were changed in place after `solve`",
-                    "the certificate of a solution",
-                )
-            scores, regularizer, base, dim = self._arguments
-            self._answer = solve_fully(scores, regularizer, base=base, dim=dim).answer()
+                self._unchanged.check(CHANGED, "the certificate of a solution")
+            self._answer = self._compute()
         return self._answer
 
 
@@ -161,7 +175,8 @@ def _prepare(
     if base is None and _is_ordinary(x, valid):
         everything = Base.everything(x)
         shift = regularizer.anchor(x, everything).detach()
-        ready = Problem(x - shift, everything, shift.squeeze(-1), axis, raw_scores.detach())
+        raw = raw_scores.detach()
+        ready = Problem(x - shift, everything, shift.squeeze(-1), axis, raw, _watch(raw))
         return ready, torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     if isinstance(base, Tensor) and axis != -1:
         base = expand_to(base, scores.shape, "base").movedim(axis, -1)
@@ -178,7 +193,12 @@ def _prepare(
     shift = where(~empty.unsqueeze(-1), anchor, 0.0).detach()
     usable = live | (x.isfinite() & ~broken.unsqueeze(-1))
     centred = subtract_anchor(x, shift, usable)
-    return Problem(centred, cleaned, shift.squeeze(-1), axis, raw_scores.detach()), status
+    raw = raw_scores.detach()
+    return Problem(centred, cleaned, shift.squeeze(-1), axis, raw, _watch(raw)), status
+
+
+def _watch(scores: Tensor) -> Unchanged | None:
+    return Unchanged(scores=scores) if readable(scores) else None
 
 
 def _has_masses(base: Tensor | Prior | None) -> bool:

@@ -24,6 +24,10 @@ class Unchanged:
             if not tensor.is_inference()  # no version, and no change outside of that mode
         ]
 
+    def __getstate__(self) -> dict[str, object]:
+        """A copy has tensors of its own, of other versions, and watches none of them."""
+        return {"_tensors": []}
+
     def check(
         self,
         trouble: str = "one of the variables needed for gradient computation has been modified by "

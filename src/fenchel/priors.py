@@ -374,7 +374,7 @@ def _from_prior(prior: Prior, shape: torch.Size, like: Tensor) -> Base:
     if len(shape) == 1:
         log_mass = log_mass.squeeze(-2)
     log_mass = expand_to(log_mass, shape, f"{type(prior).__name__}.log_mass")
-    allowed = log_mass > -math.inf
+    allowed = log_mass != -math.inf  # NaN is no mask: it spoils its row
     return Base(allowed) if prior.is_mask else Base(allowed, log_mass=log_mass)
 
 

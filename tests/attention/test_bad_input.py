@@ -330,3 +330,10 @@ def test_a_row_at_the_lowest_number_is_not_empty(make, temperature, kernels):
     lowest = torch.full((1, 3), torch.finfo(torch.float32).min)
     output = fl.attention(zeros[:, :, :1], zeros, value, make(temperature), attn_mask=lowest)
     torch.testing.assert_close(output, torch.full((1, 1, 1, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("regularizer", BOTH, ids=str)
+def test_nan_in_a_prior_is_no_mask(regularizer):
+    logits = torch.zeros(6, dtype=DOUBLE)
+    logits[3] = math.nan
+    assert fl.attention(Q, K, V, regularizer, base=fl.priors.Preference(logits)).isnan().all()

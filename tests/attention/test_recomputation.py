@@ -65,11 +65,33 @@ def test_a_block_around_a_checkpoint_is_refused(reentrant):
 
 @BOTH
 def test_without_a_gradient_nothing_is_computed_again(reentrant):
+    """Of a reentrant checkpoint only inference mode shows that there is none."""
     right, _ = reference(OMEGA)
-    for mode in (torch.no_grad, torch.inference_mode):
+    for mode in (torch.inference_mode,) if reentrant else (torch.inference_mode, torch.no_grad):
         with mode(), fl.replace_sdpa(OMEGA):
             output = checkpoint(layer, start(), use_reentrant=reentrant)
         assert largest_difference(output, right) <= 1e-13
+
+
+@BOTH
+def test_gradients_switched_on_inside_the_block(reentrant):
+    refused = pytest.raises(RuntimeError, match=REFUSED)
+    with torch.no_grad(), fl.replace_sdpa(OMEGA), torch.enable_grad(), refused:
+        checkpoint(layer, start(), use_reentrant=reentrant)
+
+
+def test_hooks_of_others_do_not_hide_a_checkpoint():
+    def function(x):
+        with torch.autograd.graph.save_on_cpu():
+            return layer(x)
+
+    with fl.replace_sdpa(OMEGA), pytest.raises(RuntimeError, match=REFUSED):
+        checkpoint(function, start(), use_reentrant=False)
+    leaf = start()  # and all hooks are where they were
+    with fl.replace_sdpa(OMEGA), torch.autograd.graph.save_on_cpu():
+        output = layer(leaf)
+    output.square().sum().backward()
+    assert_agrees(output, leaf, OMEGA)
 
 
 def test_torchs_own_way_to_enter_blocks_again():

@@ -40,7 +40,9 @@ def test_explain_says_what_runs(operands):
     assert alibi.path == "native kernels, tile by tile"
     assert "never stored whole" in alibi.against["native kernels"]
     assert fl.explain(*operands).path == "torch's fused attention"
-    assert fl.explain(*operands, fl.Norm(2.0)) == fl.Route("tiles of torch operations", {})
+    norm = fl.explain(*operands, fl.Norm(2.0))
+    assert norm.path == "tiles of torch operations"
+    assert "Tsallis" in norm.against["native kernels"]
 
 
 def test_the_switch_is_a_reason(operands):
@@ -95,3 +97,22 @@ def test_without_a_library_native_cannot_be_asked_for(monkeypatch):
     monkeypatch.setattr(library, "loaded", lambda: None)
     with pytest.raises(RuntimeError, match="native kernels are not there"), fl.use("native"):
         pass
+
+
+@needs.kernels("both choices")
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_the_backward_pass_keeps_the_choice_of_the_forward_pass(kernels):
+    query = torch.randn(1, 1, 2100, 4, requires_grad=True)
+    key, value = torch.randn(2, 1, 1, 2100, 4)
+    with fl.use(kernels):
+        output = fl.attention(query, key, value, fl.Norm(2.0))
+    with fl.use("torch"):
+        (gradient,) = torch.autograd.grad(output.sum(), query)
+    assert gradient.isfinite().all()
+
+
+def test_asking_draws_no_random_number(operands):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    fl.explain(*operands, fl.Tsallis(1.5), dropout_p=0.5)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -91,17 +92,18 @@ def explain(
     not on AdaSplash on CUDA (never run on a device): it runs on the current CUDA device, ...
     """
     regularizer = resolve_regularizer(regularizer)
-    call = prepare(
-        query,
-        key,
-        value,
-        base=base,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        dropout_p=dropout_p,
-        enable_gqa=enable_gqa,
-    )
+    with torch.random.fork_rng(devices=[]):  # asking draws no random number
+        call = prepare(
+            query,
+            key,
+            value,
+            base=base,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            scale=scale,
+            dropout_p=dropout_p,
+            enable_gqa=enable_gqa,
+        )
     return choose(_paths(call, regularizer))[1]
 
 
@@ -113,9 +115,8 @@ _PATHS: dict[type[Regularizer], Callable[[AttentionCall, Any], list[Path]]] = {
 
 
 def _paths(call: AttentionCall, regularizer: Regularizer) -> list[Path]:
-    for kind in type(regularizer).__mro__:
-        if kind in _PATHS:
-            return _PATHS[kind](call, regularizer)
+    if regularizer.maximizer in _PATHS:
+        return _PATHS[regularizer.maximizer](call, regularizer)
     return [
         Path(NATIVE_PATH, lambda: _ONLY_TSALLIS, _never),
         Path(TILES, lambda: None, lambda: tiled(call, regularizer)),

@@ -80,8 +80,8 @@ class replace_sdpa(TorchFunctionMode):
         return _attend(self.regularizer, *args, **(kwargs or {}))
 
 
-# Grad mode; whether an autograd.Function runs its forward pass; the innermost checkpoint's hook.
-_Surroundings = tuple[bool, bool, int]
+# Grad mode; whether an autograd.Function runs its forward pass; the hooks of checkpoints.
+_Surroundings = tuple[bool, bool, tuple[int, ...]]
 
 
 def _surroundings() -> _Surroundings:
@@ -91,15 +91,26 @@ def _surroundings() -> _Surroundings:
     keeps tensors by a hook of its own.
     """
     in_function = not torch._C._is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    ours = hooks is not None and hooks[0].__module__ == checkpoint.__module__
-    return torch.is_grad_enabled(), in_function, id(hooks[0]) if ours else 0
+    return torch.is_grad_enabled(), in_function, _checkpoint_hooks()
 
 
-def _refuse_checkpoints_since(followed: bool, in_function: bool, hook: int) -> None:
-    """Where no gradient is taken, nothing is computed again."""
-    _, in_function_now, hook_now = _surroundings()
-    if followed and (in_function_now > in_function or hook_now not in (0, hook)):
+def _checkpoint_hooks() -> tuple[int, ...]:
+    """Of all hooks for saved tensors, the numbers of those that checkpoints have set."""
+    hooks = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    for pair in reversed(hooks):  # there is no way to look below the top
+        torch._C._autograd._push_saved_tensors_default_hooks(*pair)
+    return tuple(id(pack) for pack, _ in hooks if pack.__module__ == checkpoint.__module__)
+
+
+def _refuse_checkpoints_since(followed: bool, in_function: bool, hooks: tuple[int, ...]) -> None:
+    """A reentrant checkpoint always, since in its forward pass nobody sees whether a gradient is
+    taken; the other kind where one is taken, here or where the block was entered."""
+    follows_now, in_function_now, hooks_now = _surroundings()
+    began = not set(hooks_now) <= set(hooks) and (followed or follows_now)
+    if began or in_function_now > in_function:
         raise RuntimeError(_CHECKPOINT)
 
 

@@ -9,6 +9,7 @@ paths are tested against, and what runs where they cannot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fenchel._attention.call import AttentionCall
 from fenchel._kernels.dropout import keep_mask
-from fenchel._kernels.route import finite
+from fenchel._kernels.route import chosen_kernels, finite, use
 from fenchel._numerics import compute_dtype, full_precision, transformed, where
 from fenchel._solution import Solution
 from fenchel._solve import solve
@@ -51,11 +52,12 @@ def _recompute_later(
     compute: Callable[[AttentionCall, R], Tensor], call: AttentionCall, regularizer: R
 ) -> Tensor:
     """`compute`, now and once more in the backward pass, from the same numbers or not at all."""
-    unchanged = Unchanged(call=call, regularizer=regularizer)
+    unchanged, kernels = Unchanged(call=call, regularizer=regularizer), chosen_kernels()
 
     def run() -> Tensor:
         unchanged.check()
-        return compute(call, regularizer)
+        with use(kernels) if kernels is not None else nullcontext():
+            return compute(call, regularizer)
 
     output: Tensor = checkpoint(run, use_reentrant=False, preserve_rng_state=False)
     return output

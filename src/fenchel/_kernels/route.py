@@ -80,6 +80,11 @@ def use(kernels: str) -> Iterator[None]:
         _CHOSEN.reset(token)
 
 
+def chosen_kernels() -> str | None:
+    """What `use` says here; None outside of its blocks."""
+    return _CHOSEN.get()
+
+
 def against_native(
     like: Tensor, *, under_compile: bool = True, under_transform: bool = False
 ) -> Reason:

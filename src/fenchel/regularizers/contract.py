@@ -19,7 +19,7 @@ import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -96,6 +96,15 @@ class Regularizer(ABC):
     full_support: ClassVar[bool] = False
     #: True: `gap` equals the Fenchel–Young loss of the weights, not only bounds it.
     gap_is_loss: ClassVar[bool] = False
+
+    maximizer: ClassVar[type[Regularizer]]  # the class whose `maximize` it is
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "maximize" in vars(cls):
+            cls.maximizer = cls
+            if "weigh" not in vars(cls):  # an inherited one would solve another problem
+                cls.weigh = Regularizer.weigh  # type: ignore[method-assign]
 
     @abstractmethod
     def value(self, weights: Tensor, base: Base) -> Tensor:

@@ -109,7 +109,7 @@ def kl_terms(p: Tensor, log_optimum: Tensor, allowed: Tensor) -> Tensor:
     # Far above an optimum that may underflow: p (L - 1 + exp(-L)) with L = log(p / g).
     log_ratio = where(p > 0, p, 1.0).log() - log_optimum
     far = where(p > 0, p * (log_ratio + torch.expm1(-log_ratio)), 0.0)
-    return where(allowed | (p == 0), torch.where(near, close, far), math.inf)
+    return where((allowed & (p >= 0)) | (p == 0), torch.where(near, close, far), math.inf)
 
 
 def clamp_scaled(scores: Tensor) -> Tensor:

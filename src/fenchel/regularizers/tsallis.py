@@ -382,7 +382,7 @@ class _Rows(NamedTuple):
         if self.static_eps is None:  # rows at alpha = 1 may be among them
             softmax_rows = kl_terms(p, distance + log_mass, self.base.allowed)
             terms = torch.where(eps > 0, terms, softmax_rows)
-        return where(self.base.allowed | (p == 0), terms, math.inf)
+        return where((self.base.allowed & (p >= 0)) | (p == 0), terms, math.inf)
 
 
 def _choose(condition: Tensor | bool, yes: Tensor, no: Tensor) -> Tensor:
