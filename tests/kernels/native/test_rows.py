@@ -99,7 +99,7 @@ def test_a_certificate_of_changed_scores_is_refused():
     with native():
         solution = fl.solve(scores, fl.Tsallis(1.5))
         scores += 1
-        with pytest.raises(RuntimeError, match="modified by an inplace operation: scores"):
+        with pytest.raises(RuntimeError, match="changed in place after `solve`: scores"):
             _ = solution.gap
 
 
