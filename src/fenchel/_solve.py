@@ -102,15 +102,17 @@ class _Later:
         self, scores: Tensor, regularizer: Regularizer, base: Tensor | Prior | None, dim: int
     ) -> None:
         self._arguments = (scores, regularizer, base, dim)
-        tracing = torch.compiler.is_compiling()
-        self._unchanged = None if tracing else Unchanged(scores=scores, base=base)
-        # Of the call: who first asks for the gap may do so without gradients.
-        self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        self._unchanged: Unchanged | None = None
+        self._modes: tuple[bool, bool] | None = None
+        if not torch.compiler.is_compiling():
+            self._unchanged = Unchanged(scores=scores, base=base)
+            # Of the call: who first asks for the gap may do so without gradients.
+            self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         self._answer: Answer | None = None
 
     def _compute(self) -> Answer:
         scores, regularizer, base, dim = self._arguments
-        if torch.compiler.is_compiling():
+        if self._modes is None:  # compiled
             return solve_fully(scores, regularizer, base=base, dim=dim).answer()
         inference, follow = self._modes
         with torch.inference_mode(inference), torch.set_grad_enabled(follow):
