@@ -35,7 +35,7 @@ def embed(model: Any, inputs: Inputs) -> tuple[Tensor, float]:
 
 
 def recipe(model: Any, alphas: list[float]) -> dict[str, Any]:
-    """One alpha a layer, in the form that `fenchel audit` writes: one a head."""
+    """One alpha per layer, in the form that `fenchel audit` writes: one per head."""
     heads = model.config.num_attention_heads
     of_layer = {f"encoder.layer.{n}.attention.self": [x] * heads for n, x in enumerate(alphas)}
     return {"format": "fenchel-recipe-1", "alphas": of_layer}

@@ -37,7 +37,7 @@ def fenchel_young_loss(
     >>> fl.fenchel_young_loss(scores, labels, fl.Tsallis(1.5))
 
     scores: (..., n), classes last. target: (...) class indices, or (..., n) distributions.
-    weight: (n,), non-negative, one a class; a distribution is weighted by its mean class weight.
+    weight: (n,), non-negative, one per class; a distribution is weighted by its mean class weight.
     ignore_index: rows with this class index count nothing, not even in the mean.
     reduction: "mean" (over the weights of the rows that count), "sum" or "none".
     """
@@ -140,6 +140,7 @@ def _row_weights(weight: Tensor | None, y: Tensor, scores: Tensor) -> Tensor:
         raise ValueError(f"weight must be non-negative, got {weight.min().item():g}")
     if weight.shape != scores.shape[-1:]:
         raise ValueError(
-            f"weight must have shape ({scores.shape[-1]},), one a class, got {tuple(weight.shape)}"
+            f"weight must have shape ({scores.shape[-1]},), one per class, "
+            f"got {tuple(weight.shape)}"
         )
     return dot(y, weight.to(y.dtype))

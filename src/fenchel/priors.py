@@ -241,7 +241,7 @@ class ALiBi(Prior):
             check_tensor(self.slopes, "slopes")
         if self.slopes is not None and self.slopes.shape != (self.heads,):
             raise ValueError(
-                f"slopes must have shape ({self.heads},), one a head, "
+                f"slopes must have shape ({self.heads},), one per head, "
                 f"got {tuple(self.slopes.shape)}"
             )
 
@@ -319,7 +319,7 @@ class Preference(Prior):
         check_tensor(self.logits, "logits")
         if not self.logits.is_floating_point() or self.logits.ndim == 0:
             raise TypeError(
-                f"logits must be real, one a key on the last axis, got {self.logits.dtype} of "
+                f"logits must be real, one per key on the last axis, got {self.logits.dtype} of "
                 f"shape {tuple(self.logits.shape)}; a mask is passed as base= directly"
             )
 
@@ -330,7 +330,7 @@ class Preference(Prior):
             )
         if self.logits.ndim not in (1, len(shape) - 1):  # as for KeyPadding
             raise ValueError(
-                f"logits of shape {tuple(self.logits.shape)} must be one a key, or have every "
+                f"logits of shape {tuple(self.logits.shape)} must be one per key, or have every "
                 f"leading axis of the scores {tuple(shape)} but the query; for (batch, head, "
                 "query, key) pass logits[:, None]"
             )

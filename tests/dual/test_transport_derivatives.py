@@ -25,7 +25,7 @@ def operands(n, columns, d, batch=()):
     return [x.requires_grad_() for x in (templates, preference, cost, evidence, *numbers)]
 
 
-def twice(function, inputs):
+def assert_differentiable_twice(function, inputs):
     assert gradcheck(function, inputs)
     assert gradgradcheck(function, inputs)
 
@@ -33,13 +33,13 @@ def twice(function, inputs):
 @pytest.mark.parametrize("shape", [(3, 2, 2), (2, 2, 3)], ids=["d <= N", "d > N"])
 @pytest.mark.parametrize("function", [transport, transport_first_order])
 def test_in_everything(function, shape):
-    twice(lambda *x: results(function(*x)), operands(*shape))
+    assert_differentiable_twice(lambda *x: results(function(*x)), operands(*shape))
 
 
 @pytest.mark.parametrize("function", [transport, transport_first_order])
 def test_with_the_dot_product_cost(function):
     t, u, _, z, reliability, gamma = operands(3, 3, 2)
-    twice(
+    assert_differentiable_twice(
         lambda t, u, z, r, g: results(function(t, u, None, z, r, g)), [t, u, z, reliability, gamma]
     )
 
@@ -48,13 +48,15 @@ def test_of_the_average_of_attentions():
     t, u, _, z, reliability, gamma = operands(3, 3, 2)
     mask = torch.tensor([True, True, False])
     inputs = [t, u, z, reliability, gamma]
-    twice(dot_product_transport, inputs)
-    twice(lambda *x: dot_product_transport(*x, mask=mask, values=x[0].sin()), inputs)
+    assert_differentiable_twice(dot_product_transport, inputs)
+    assert_differentiable_twice(
+        lambda *x: dot_product_transport(*x, mask=mask, values=x[0].sin()), inputs
+    )
 
 
 def test_of_the_true_preference():
     t, u, cost, _, _, gamma = operands(3, 2, 2)
-    twice(true_preference, [t, u, cost, gamma])
+    assert_differentiable_twice(true_preference, [t, u, cost, gamma])
 
 
 def test_where_rows_share_their_templates():
@@ -62,7 +64,7 @@ def test_where_rows_share_their_templates():
     evidence = draw(2, 1, 2, 3)[0]
     gamma = torch.tensor([0.5, 0.8], dtype=DOUBLE)
     inputs = [x.requires_grad_() for x in (templates, preference, cost, evidence, gamma)]
-    twice(lambda t, u, m, z, g: transport(t, u, m, z, 2.0, g).mean, inputs)
+    assert_differentiable_twice(lambda t, u, m, z, g: transport(t, u, m, z, 2.0, g).mean, inputs)
 
 
 def test_where_costs_are_infinite_and_templates_masked():
@@ -77,7 +79,7 @@ def test_where_costs_are_infinite_and_templates_masked():
         return results(transport(t, u, m, z, 2.0, g, mask=mask))
 
     inputs = [x.requires_grad_() for x in (templates, preference, cost, evidence)]
-    twice(function, [*inputs, gamma])
+    assert_differentiable_twice(function, [*inputs, gamma])
     gradients = torch.autograd.grad(function(*inputs, gamma)[2].sum(), [*inputs, gamma])
     assert all(x.isfinite().all() for x in gradients)
     assert (gradients[0][3] == 0).all()

@@ -16,7 +16,7 @@ def classifier(*arguments):
     return {name: row(name, text) for name in MAPS}
 
 
-def check_classifier(found, least):
+def assert_sparse_classifier(found, least):
     for name, (top, zeros, support, exact, tuned, _) in found.items():
         assert top > least, name
         assert support == pytest.approx(10 * (1 - zeros / 100), abs=0.02)  # two counts of one thing
@@ -26,12 +26,12 @@ def check_classifier(found, least):
 
 
 def test_sparse_losses_predict_exact_zeros():
-    check_classifier(classifier("--steps", 25), least=40)
+    assert_sparse_classifier(classifier("--steps", 25), least=40)
 
 
 @pytest.mark.slow
 def test_the_trained_classifier_finds_digits():
-    check_classifier(classifier(), least=85)
+    assert_sparse_classifier(classifier(), least=85)
 
 
 def alphas(*arguments):

@@ -7,7 +7,7 @@ from tests.examples.running import number, row, run
 from tests.lens.heads import folders
 
 
-def check_swapped(text):
+def assert_swapped(text):
     """[mean cosine, worst, nearest kept, links] of each way; softmax keeps everything."""
     alphas = [float(x) for x in text.split("alpha of each layer:")[1].splitlines()[0].split()]
     assert all(1 <= alpha <= 1.5 for alpha in alphas)
@@ -23,12 +23,12 @@ def check_swapped(text):
 def test_an_encoder_is_swapped(tmp_path):
     """A small one with random weights and a tokenizer."""
     folder = folders.save("bert", tmp_path / "bert")
-    check_swapped(run("04_swap_minilm", "--quick", "--model", folder))
+    assert_swapped(run("04_swap_minilm", "--quick", "--model", folder))
 
 
 @pytest.mark.slow
 def test_minilm_by_a_recipe_moves_less_than_by_one_alpha(minilm):
-    alphas, found = check_swapped(run("04_swap_minilm", "--model", minilm))
+    alphas, found = assert_swapped(run("04_swap_minilm", "--model", minilm))
     assert max(alphas) > 1
     assert found["recipe"][0] > found["entmax-1.5"][0]
 

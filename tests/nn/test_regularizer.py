@@ -251,7 +251,7 @@ def test_a_module_that_makes_something_else_is_refused():
 
 def test_wrong_number_of_heads_is_named():
     layer = layer_with(fnn.LearnedTsallis(HEADS + 1))
-    with pytest.raises(ValueError, match=r"alpha of shape \(4, 1\).*one a head is shape"):
+    with pytest.raises(ValueError, match=r"alpha of shape \(4, 1\).*one per head is shape"):
         layer(*operands(layer))
 
 

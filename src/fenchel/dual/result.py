@@ -30,7 +30,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, eq=False)
 class Deviation:
-    """Relative differences of one estimate from another, one a row, in float64: |a - b| / |b|.
+    """Relative differences of one estimate from another, one per row, in float64: |a - b| / |b|.
 
     mean_shift: |a - b| / |b - what no evidence gives|, of the means. Each is 0 where a and b are
     the same up to rounding, and inf where only b is zero.

@@ -252,7 +252,7 @@ def per_row(parameter: float | Tensor, like: Tensor, name: str) -> Tensor:
     if not expands_to(parameter.shape, like.shape[:-1]):
         raise ValueError(
             f"{name} of shape {tuple(parameter.shape)} does not broadcast over the rows of the "
-            f"scores, {tuple(like.shape[:-1])}; one a head is shape (heads, 1) for scores "
+            f"scores, {tuple(like.shape[:-1])}; one per head is shape (heads, 1) for scores "
             "(batch, head, query, key)"
         )
     lead = (1,) * (like.ndim - 1 - parameter.ndim)
