@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, dot, full_precision, where
 from fenchel._unchanged import Unchanged
-from fenchel.priors import Base
+from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import Curvature, Dual, Regularizer
 
 

@@ -22,7 +22,8 @@ from fenchel._solution import (
     subtract_anchor,
 )
 from fenchel._unchanged import Unchanged
-from fenchel.priors import Base, Prior, expand_to, resolve
+from fenchel.priors.contract import Prior
+from fenchel.priors.measure import Base, expand_to, resolve
 from fenchel.regularizers.contract import Maximum, Regularizer, resolve_regularizer
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

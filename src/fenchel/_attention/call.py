@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, readable
-from fenchel.priors import Prior, check_base
+from fenchel.priors.contract import Prior
+from fenchel.priors.kinds import Causal
+from fenchel.priors.measure import check_base
 from fenchel.scores import default_scale
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -25,14 +28,25 @@ class AttentionCall:
     value: Tensor  # (batch, kv_head, key, d_value)
     scale: float
     mask: Tensor | None  # bool, broadcasts to the scores (batch, head, query, key)
-    bias: Tensor | None  # float mask, likewise
-    base: Tensor | Prior | None  # likewise; a prior sees the scores' axes as the caller wrote them
+    bias: Tensor | Prior | None  # float mask, likewise
+    base: Tensor | Prior | None  # likewise; priors see the scores' axes as the caller wrote them
     causal: bool
     dropout: float
     seed: Tensor | None  # of the dropout: int64, ()
     lead: torch.Size  # leading axes of the output, before (query, d_value)
     first: int = 0  # position of the first query, in a tile of a longer call
     queries: int = 0  # of the whole call
+    softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: as they are
+
+    @property
+    def caller_shape(self) -> torch.Size:
+        """Of the scores, in the caller's axes."""
+        return torch.Size((*self.lead, *self.scores_shape[2:]))
+
+    @property
+    def priors(self) -> list[Prior]:
+        """Of bias and base."""
+        return [x for x in (self.bias, self.base) if isinstance(x, Prior)]
 
     @property
     def scores_shape(self) -> torch.Size:
@@ -44,13 +58,15 @@ class AttentionCall:
         def rows(part: Tensor | None) -> Tensor | None:
             return None if part is None else part[:, :, start:stop]
 
-        base = self.base
+        def later(part: Tensor | Prior | None) -> Tensor | Prior | None:
+            return part.shifted(start) if isinstance(part, Prior) else rows(part)
+
         return replace(
             self,
             query=self.query[:, :, start:stop],
             mask=rows(self.mask),
-            bias=rows(self.bias),
-            base=base.shifted(start) if isinstance(base, Prior) else rows(base),
+            bias=later(self.bias),
+            base=later(self.base),
             first=self.first + start,
         )
 
@@ -75,15 +91,16 @@ def prepare(
     value: Tensor,
     *,
     base: Tensor | Prior | None,
-    attn_mask: Tensor | None,
+    attn_mask: Tensor | Prior | None,
     is_causal: bool,
     scale: float | None,
     dropout_p: float,
     enable_gqa: bool,
+    softcap: float | None,
 ) -> AttentionCall:
     """Check what a caller of `scaled_dot_product_attention` may pass, and lay it out."""
     _check_operands(query, key, value)
-    _check_numbers(is_causal, scale, dropout_p, enable_gqa)
+    _check_numbers(is_causal, scale, dropout_p, enable_gqa, softcap)
     query, key, value = _autocast(query, key, value)
     repeats = _repeats(query, key, value, enable_gqa)
     lead = _lead(query, key, value, repeats)
@@ -91,6 +108,8 @@ def prepare(
     kv_lead = (*lead[:-1], lead[-1] // repeats) if lead else lead
     mask, bias = _masks(attn_mask, shape, query)
     check_base(base)
+    if isinstance(base, Prior):
+        base = base.bind(shape)
     if isinstance(base, Tensor):
         if not base.is_floating_point() and base.dtype != torch.bool:
             base = base.to(compute_dtype(query.dtype))
@@ -108,6 +127,7 @@ def prepare(
         seed=_seed(query.device) if dropout_p > 0 else None,
         lead=lead,
         queries=query.shape[-2],
+        softcap=softcap or 0.0,
     )
 
 
@@ -141,7 +161,9 @@ def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
-def _check_numbers(is_causal: object, scale: object, dropout_p: object, gqa: object) -> None:
+def _check_numbers(
+    is_causal: object, scale: object, dropout_p: object, gqa: object, softcap: object
+) -> None:
     for name, flag in (("is_causal", is_causal), ("enable_gqa", gqa)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
@@ -149,6 +171,8 @@ def _check_numbers(is_causal: object, scale: object, dropout_p: object, gqa: obj
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     if not _is_number(dropout_p) or not 0 <= dropout_p <= 1:  # type: ignore[operator]
         raise ValueError(f"dropout_p must be a number between 0 and 1, got {dropout_p!r}")
+    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):  # type: ignore[operator]
+        raise ValueError(f"softcap must be a finite number > 0 or None, got {softcap!r}")
 
 
 def _is_number(value: object) -> bool:
@@ -204,11 +228,15 @@ def _four(tensor: Tensor) -> Tensor:
 
 
 def _masks(
-    mask: Tensor | None, shape: torch.Size, like: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """(bool mask, float mask): one of them at most."""
+    mask: Tensor | Prior | None, shape: torch.Size, like: Tensor
+) -> tuple[Tensor | None, Tensor | Prior | None]:
+    """(bool mask, what is added to the scores): one of them at most."""
     if mask is None:
         return None, None
+    if type(mask).__name__ == "CausalBias":  # of torch.nn.attention.bias, a tensor without data
+        mask = _causal_bias(mask, shape)
+    if isinstance(mask, Prior):
+        return None, mask.bind(shape)
     check_tensor(mask, "attn_mask")
     if mask.dtype != torch.bool and mask.dtype not in _DTYPES:
         raise TypeError(
@@ -217,6 +245,17 @@ def _masks(
         )
     mask = _broadcast(mask, shape, "attn_mask", like.device)
     return (mask, None) if mask.dtype == torch.bool else (None, mask)
+
+
+def _causal_bias(mask: Any, shape: torch.Size) -> Prior:
+    """What torch's CausalBias means: aligned with the first or with the last query."""
+    lengths = (mask.seq_len_q, mask.seq_len_kv)
+    if lengths != tuple(shape[-2:]):
+        raise ValueError(
+            f"CausalBias is for {lengths[0]} queries and {lengths[1]} keys, the scores have "
+            f"{shape[-2]} and {shape[-1]}"
+        )
+    return Causal(lengths[1] - lengths[0] if mask.variant.name == "LOWER_RIGHT" else 0)
 
 
 def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.device) -> Tensor:
@@ -234,6 +273,21 @@ def _broadcast(tensor: Tensor, shape: torch.Size, name: str, device: torch.devic
         return merged.expand(-1, *shape[-3:])
     four = torch.Size((*[1] * (4 - len(shape)), *shape))
     return padded.expand(four)
+
+
+def lay_out(table: Tensor, call: AttentionCall, own: int) -> Tensor:
+    """(batch, head, ...) of something with the caller's leading axes and `own` axes after them."""
+    lead, last = call.lead, table.shape[table.ndim - own :]
+    if not expands_to(table.shape, torch.Size((*lead, *last))):
+        raise ValueError(
+            f"a prior of leading axes {tuple(table.shape[: table.ndim - own])} does not broadcast "
+            f"to those of the scores, {tuple(lead)}"
+        )
+    wide = table.reshape(*[1] * (len(lead) + own - table.ndim), *table.shape)
+    wide = wide.reshape(*wide.shape[: len(lead)], *[1] * (2 - own), *last)  # two axes of its own
+    shape = torch.Size((*lead, *wide.shape[len(lead) :]))
+    four = _broadcast(wide, shape, "prior", table.device)
+    return four.reshape(*four.shape[:2], *last) if own < 2 else four
 
 
 def unexpand(tensor: Tensor) -> Tensor:

@@ -15,18 +15,28 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fenchel._attention.call import AttentionCall, rounded_base, unexpand
+from fenchel._attention.sparse import (
+    NATIVE_PATH,
+    CallNumbers,
+    against_whole,
+    attend_structured,
+)
 from fenchel._attention.tiled import TILES, by_tiles, tiled
-from fenchel._kernels.route import Path, Reason, against_sdpa
+from fenchel._kernels.route import Path, Reason, against_sdpa, against_sparse_attention
 from fenchel._numerics import where
 from fenchel._unchanged import Unchanged
-from fenchel.priors import Prior, resolve
+from fenchel.priors.contract import Prior
+from fenchel.priors.measure import resolve
 from fenchel.regularizers.shannon import Shannon
+from fenchel.regularizers.tsallis import Tsallis
 
 
 def softmax_paths(call: AttentionCall, regularizer: Shannon) -> list[Path]:
     """The fastest first."""
     rounded = rounded_base(call)
+    structured = _StructuredSoftmax(rounded, regularizer)
     return [
+        Path(NATIVE_PATH, structured.against, structured.attend),
         Path(
             "torch's fused attention",
             lambda: _against(rounded, regularizer),
@@ -36,7 +46,36 @@ def softmax_paths(call: AttentionCall, regularizer: Shannon) -> list[Path]:
     ]
 
 
+class _StructuredSoftmax:
+    """Softmax in our own kernels, where torch's would need every bias written out."""
+
+    def __init__(self, call: AttentionCall, regularizer: Shannon) -> None:
+        # For softmax a base is a bias: one prior, added after the temperature.
+        self.numbers = CallNumbers(call)
+        self.regularizer = regularizer
+
+    def against(self) -> Reason:
+        call, temperature = self.numbers.call, self.regularizer.temperature
+        if not call.priors and not call.softcap:
+            return "torch's attention is made for softmax without structure"
+        if isinstance(call.base, Tensor) and call.base.dtype != torch.bool:
+            return "a base that is a tensor becomes a bias of torch's attention"
+        if isinstance(temperature, Tensor):
+            return "one temperature per row is divided by in torch's operations"
+        reason = against_sparse_attention(call.query, call.key, call.value, None, 1.0)
+        return reason or against_whole(self.numbers, Tsallis(1.0))
+
+    def attend(self) -> Tensor:
+        temperature = self.regularizer.temperature
+        assert not isinstance(temperature, Tensor)
+        return attend_structured(self.numbers, Tsallis(1.0, temperature=temperature))
+
+
 def _against(call: AttentionCall, regularizer: Shannon) -> Reason:
+    if call.softcap or any(prior.sink is not None for prior in call.priors):
+        return "torch's attention has neither softcap nor sink"
+    if isinstance(call.bias, Prior):
+        return "a prior as attn_mask is added in blocks of torch's operations"
     trains = None
     if isinstance(call.base, Prior):
         sizes = (min(1, n) for n in call.scores_shape[2:])  # there may be no key to ask about

@@ -14,7 +14,7 @@ from fenchel._attention.dense import softmax_paths
 from fenchel._attention.sparse import NATIVE_PATH, sparse_paths
 from fenchel._attention.tiled import TILES, tiled
 from fenchel._kernels.route import Path, Route, choose
-from fenchel.priors import Prior
+from fenchel.priors.contract import Prior
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 from fenchel.regularizers.shannon import Shannon
 from fenchel.regularizers.tsallis import Tsallis
@@ -29,11 +29,12 @@ def attention(
     regularizer: Regularizer | Module = _SHANNON,
     *,
     base: Tensor | Prior | None = None,
-    attn_mask: Tensor | None = None,
+    attn_mask: Tensor | Prior | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
+    softcap: float | None = None,
 ) -> Tensor:
     """sum_j p_j value_j for each query, p = argmax_p <scores, p> - Omega(p), scores = scale <q, k>.
 
@@ -47,10 +48,12 @@ def attention(
     regularizer: or a module whose `forward()` returns one, such as `nn.LearnedTsallis`.
     base: how much room each key has: a tensor that broadcasts to the scores (..., query, key), or
         a prior; see `solve`.
-    attn_mask: broadcasts to the scores; bool: True = attend; float: added to the scores.
+    attn_mask: broadcasts to the scores; bool: True = attend; float: added to the scores; or a
+        prior, whose logarithm is added.
     is_causal: query i sees keys 0 .. i; together with a mask both apply.
     dropout_p: the share of weights set to zero, as in torch also outside of training.
     enable_gqa: key and value have fewer heads, each read by several query heads in a row.
+    softcap: scores become softcap * tanh(scores / softcap), before any bias (Gemma 2).
 
     A query that sees no key gets zeros; one with a NaN or +inf score gets NaN, and so does one that
     sees fewer keys than `Budget(k)` asks for: under a causal mask the first queries. There give one
@@ -67,6 +70,7 @@ def attention(
         scale=scale,
         dropout_p=dropout_p,
         enable_gqa=enable_gqa,
+        softcap=softcap,
     )
     path, _ = choose(_paths(call, regularizer))
     return call.restore(path.run())
@@ -79,11 +83,12 @@ def explain(
     regularizer: Regularizer | Module = _SHANNON,
     *,
     base: Tensor | Prior | None = None,
-    attn_mask: Tensor | None = None,
+    attn_mask: Tensor | Prior | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
+    softcap: float | None = None,
 ) -> Route:
     """Which implementation `attention` runs for these arguments, and why no faster one.
 
@@ -103,6 +108,7 @@ def explain(
             scale=scale,
             dropout_p=dropout_p,
             enable_gqa=enable_gqa,
+            softcap=softcap,
         )
     return choose(_paths(call, regularizer))[1]
 

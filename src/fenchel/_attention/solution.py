@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from fenchel._attention.call import AttentionCall, prepare
-from fenchel._attention.tiled import solve_tile, split
+from fenchel._attention.tiled import solve_tile, split, weights_of_keys
 from fenchel._solution import Status
-from fenchel.priors import Prior
+from fenchel.priors.contract import Prior
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 from fenchel.regularizers.shannon import Shannon
 
@@ -80,10 +80,11 @@ def attention_solution(
     regularizer: Regularizer | Module = _SHANNON,
     *,
     base: Tensor | Prior | None = None,
-    attn_mask: Tensor | None = None,
+    attn_mask: Tensor | Prior | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
 ) -> AttentionSolution:
     """The distribution behind each output of `attention`, with its certificate.
 
@@ -91,6 +92,7 @@ def attention_solution(
     >>> sol.support_size.float().mean(), sol.gap.max(), sol.head(0, 0)
 
     Arguments are those of `attention` but dropout. Not differentiable; weights in float32 at least.
+    A `Sink` takes what the weights of a row lack to one.
     """
     regularizer = resolve_regularizer(regularizer)
     call = prepare(
@@ -103,6 +105,7 @@ def attention_solution(
         scale=scale,
         dropout_p=0.0,
         enable_gqa=enable_gqa,
+        softcap=softcap,
     )
     with torch.no_grad():
         return _gather(call, regularizer)
@@ -114,7 +117,7 @@ def _gather(call: AttentionCall, regularizer: Regularizer) -> AttentionSolution:
     for tile, of_rows in split(call, regularizer):
         solution = solve_tile(tile, of_rows)
         rows = tile.query.shape[2]
-        weights = solution.weights.reshape(batch * heads, rows, keys)
+        weights = weights_of_keys(solution, tile).reshape(batch * heads, rows, keys)
         entries = weights.nonzero()  # (entries, 3): head, query, key; NaN counts as an entry
         row = entries[:, 0] * queries + entries[:, 1] + (tile.first - call.first)
         columns[0].append(row)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fenchel._attention.call import AttentionCall, rounded_base, unexpand
-from fenchel._attention.tiled import TILES, by_tiles, tiled
-from fenchel._kernels.attention import Arguments, Gradients, register_derivative, tsallis_attention
-from fenchel._kernels.route import Path, Reason, against_masses, against_sparse_attention
+from fenchel._attention.call import AttentionCall, lay_out, rounded_base, unexpand
+from fenchel._attention.tiled import TILES, StoredLogMass, by_tiles, log_mass_of_tile, tiled
+from fenchel._kernels.attention import (
+    FAR,
+    Arguments,
+    Gradients,
+    register_derivative,
+    tsallis_attention,
+)
+from fenchel._kernels.route import (
+    Path,
+    Reason,
+    against_masses,
+    against_sparse_attention,
+    against_structured_masses,
+)
 from fenchel._numerics import compute_dtype, where
-from fenchel.priors import Causal, Prior, expand_to
+from fenchel.priors.contract import Prior, Structure, Structured
 from fenchel.regularizers.contract import per_row
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -21,9 +35,8 @@ NATIVE_PATH = "native kernels"
 
 def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
     """The fastest first."""
-    if isinstance(call.base, Causal):
-        call = replace(call, causal=True, base=None)
     rounded = rounded_base(call)
+    numbers = CallNumbers(rounded)
     return [
         Path(
             "AdaSplash on CUDA (never run on a device)",
@@ -32,13 +45,13 @@ def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
         ),
         Path(
             NATIVE_PATH,
-            lambda: _against(rounded, regularizer) or _by_tiles(rounded, regularizer),
-            lambda: _attend(rounded, regularizer),
+            lambda: _against(rounded, regularizer) or against_whole(numbers, regularizer),
+            lambda: attend_structured(numbers, regularizer),
         ),
         Path(
             "native kernels, tile by tile",
             lambda: _against(rounded, regularizer),
-            lambda: by_tiles(rounded, regularizer, _attend),
+            lambda: by_tiles(rounded, regularizer, _attend_tile),
         ),
         Path(TILES, lambda: None, lambda: tiled(call, regularizer)),
     ]
@@ -61,26 +74,161 @@ def _against(call: AttentionCall, regularizer: Tsallis) -> Reason:
     return against_sparse_attention(call.query, call.key, call.value, base, regularizer.alpha)
 
 
-def _by_tiles(call: AttentionCall, regularizer: Tsallis) -> Reason:
-    if isinstance(call.base, Prior):
-        return "a prior is made tile by tile, so that it is never stored whole"
-    if call.bias is not None and call.bias.requires_grad:
+class CallNumbers:
+    """A call, and what its priors are in numbers, as far as they can be told."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+
+    @cached_property
+    def bias(self) -> Structure | None:
+        return self._numbers(self.call.bias)
+
+    @cached_property
+    def base(self) -> Structure | None:
+        return self._numbers(self.call.base)
+
+    @property
+    def complete(self) -> bool:
+        """Every prior is told in numbers."""
+        pairs = ((self.call.bias, self.bias), (self.call.base, self.base))
+        return not any(isinstance(x, Prior) and numbers is None for x, numbers in pairs)
+
+    def _numbers(self, term: Tensor | Prior | None) -> Structure | None:
+        if not isinstance(term, Prior):
+            return None
+        queries, keys = self.call.scores_shape[2:]
+        return term.structure(queries, keys, 0, self.call.query.device)
+
+
+def against_whole(numbers: CallNumbers, regularizer: Tsallis) -> Reason:
+    """All queries in one call of the kernels. For softmax a base is a bias, of any size."""
+    call, temperature = numbers.call, regularizer.temperature
+    if isinstance(call.bias, Tensor) and call.bias.requires_grad:
         return "a bias that trains gets its gradient tile by tile"
-    if call.bias is not None and isinstance(regularizer.temperature, Tensor):
-        return "a bias divided by one temperature per row is stored tile by tile"
-    return None
+    if not numbers.complete:
+        return "a prior that no numbers describe is made tile by tile, so that it is never stored"
+    if isinstance(temperature, Tensor):
+        if isinstance(call.bias, Tensor):
+            return "a bias divided by one temperature per row is stored tile by tile"
+        per_query = temperature.ndim > 0 and temperature.shape[-1] != 1
+        if call.softcap or (call.bias is not None and per_query):
+            return "a softcap or a prior divided by one temperature per row is made tile by tile"
+    if numbers.base is None or is_softmax(regularizer):
+        return None
+    return against_structured_masses(
+        numbers.base, compute_dtype(call.query.dtype), regularizer.alpha
+    )
 
 
-def _attend(call: AttentionCall, regularizer: Tsallis) -> Tensor:
-    """One call of the kernels."""
-    log_mass = None
+def is_softmax(regularizer: Tsallis) -> bool:
+    """For which masses are biases, whatever their size."""
+    return not isinstance(regularizer.alpha, Tensor) and regularizer.alpha == 1
+
+
+def attend_structured(numbers: CallNumbers, regularizer: Tsallis) -> Tensor:
+    """All queries in one call of the kernels."""
+    terms = _terms(numbers, regularizer) if numbers.call.priors else {}
+    return _run(numbers.call, regularizer, terms)
+
+
+def _attend_tile(call: AttentionCall, regularizer: Tsallis) -> Tensor:
+    """One call of the kernels, with priors stored for this block of queries."""
+    terms: dict[str, Any] = {}
+    sinks = [prior for prior in call.priors if prior.sink is not None]
+    if sinks:
+        return tiled(call, regularizer)
     if isinstance(call.base, Prior):
-        log_mass = _log_mass(call, call.base)
+        log_mass = log_mass_of_tile(call.base, call).reshape(call.scores_shape)
         if against_masses(log_mass.detach(), regularizer.alpha) is not None:
             return tiled(call, regularizer)
+        terms |= {"mass": log_mass, "mass_is_log": True}
+    if isinstance(call.bias, Prior):
+        bias = log_mass_of_tile(call.bias, call).reshape(call.scores_shape)
+        call = replace(call, bias=bias)
+    if isinstance(regularizer.temperature, Tensor) and call.softcap:
+        return tiled(call, regularizer)
+    return _run(call, regularizer, terms)
+
+
+def _terms(numbers: CallNumbers, regularizer: Tsallis) -> dict[str, Any]:
+    """What the priors are, as the operator takes it."""
+    call, bias, base = numbers.call, numbers.bias, numbers.base
+    terms: dict[str, Any] = {}
+    if bias is not None:
+        bias = _lay_out_numbers(bias, call)
+        for name in _SCORED:
+            terms[name] = _cooled(getattr(bias, name), regularizer.temperature, call)
+    if base is not None:
+        base = _lay_out_numbers(base, call)
+        for name in _SCORED:
+            _add_mass(terms, name, getattr(base, name), is_softmax(regularizer))
+    return terms | _seen(bias, base)
+
+
+def _add_mass(terms: dict[str, Any], name: str, table: Tensor | None, softmax: bool) -> None:
+    if table is None:
+        return
+    score = terms.get(name)
+    if name == "sink" and score is not None:
+        raise ValueError("attention has one Sink, as base or as attn_mask")
+    if softmax:
+        terms[name] = table if score is None else score + table
+        return
+    terms[f"{name}_log_mass"] = table
+    if name == "sink":
+        terms[name] = torch.zeros_like(table)
+
+
+_SCORED = ("relative", "of_key", "sink")
+_RANGES = ("lowest", "highest", "start", "stop")
+
+
+def _lay_out_numbers(numbers: Structure, call: AttentionCall) -> Structure:
+    """Tensors (batch, head, ...), in the precisions of the operator."""
+    dtype = compute_dtype(call.query.dtype)
+    kinds = {"relative": dtype, "of_key": dtype, "sink": torch.float64}
+    kinds |= {"start": torch.int64, "stop": torch.int64}
+    tensors = {name: getattr(numbers, name) for name in kinds}
+    return replace(
+        numbers,
+        **{
+            name: lay_out(tensor.to(kinds[name]), call, 0 if name == "sink" else 1)
+            for name, tensor in tensors.items()
+            if tensor is not None
+        },
+    )
+
+
+def _seen(bias: Structure | None, base: Structure | None) -> dict[str, Any]:
+    """What both priors let a query see."""
+    only = [replace(x, **dict.fromkeys(_SCORED)) for x in (bias, base) if x is not None]
+    joined = only[0] if len(only) == 1 else only[0] * only[1]
+    return {name: getattr(joined, name) for name in _RANGES}
+
+
+def _cooled(
+    table: Tensor | None, temperature: float | Tensor, call: AttentionCall
+) -> Tensor | None:
+    """A bias of the scores, (batch, head) or (batch, head, position), over the temperature."""
+    if table is None:
+        return None
+    if not isinstance(temperature, Tensor):
+        return table if temperature == 1 else table / temperature
+    column = _rows(temperature, call, "temperature")[..., :1].to(table.dtype)
+    return table / (column if table.ndim == 3 else column.squeeze(-1))
+
+
+def _run(call: AttentionCall, regularizer: Tsallis, terms: dict[str, Any]) -> Tensor:
     temperature = regularizer.temperature
-    query, bias, scale, bias_scale = call.query, call.bias, call.scale, 1.0
-    mask, mass = _mask_and_mass(call, log_mass)
+    query, scale, bias_scale, softcap = call.query, call.scale, 1.0, call.softcap
+    bias = call.bias if isinstance(call.bias, Tensor) else None
+    mask = call.mask
+    if isinstance(call.base, Tensor):
+        if call.base.dtype == torch.bool:  # a base of truth values is a mask
+            mask = call.base if mask is None else mask & call.base
+        else:
+            terms["mass"] = call.base
     if isinstance(temperature, Tensor):
         column = _rows(temperature, call, "temperature").unsqueeze(-1)
         column = column.to(compute_dtype(query.dtype))
@@ -92,52 +240,42 @@ def _attend(call: AttentionCall, regularizer: Tsallis) -> Tensor:
             bias = (where(seen, bias, 0.0) / column).clamp(min=lowest)
     else:
         scale, bias_scale = scale / temperature, 1 / temperature
-    eps = _eps(call, regularizer)
-    operands = (query, call.key, call.value, eps, bias, log_mass)
-    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
-    output: Tensor = tsallis_attention(
+        softcap = softcap / temperature
+    if call.causal:
+        highest = terms.get("highest")
+        terms["highest"] = call.first if highest is None else min(call.first, highest)
+    terms = {name: term for name, term in terms.items() if term is not None}
+    x = Arguments(
         query=query,
         key=call.key,
         value=call.value,
-        eps=eps,
+        eps=_eps(call, regularizer),
         mask=mask,
         bias=bias,
-        mass=mass,
         seed=call.seed,
         scale=scale,
         bias_scale=bias_scale,
-        mass_is_log=log_mass is not None,
-        causal=call.causal,
+        softcap=softcap,
         first=call.first,
         dropout=call.dropout,
         queries=call.queries,
-        save=save,
-    )[0]
-    return output.to(call.query.dtype)
+        longest_query=query.shape[2],
+        longest_key=call.key.shape[2],
+    )._replace(**terms)
+    return run_kernels(x).to(call.query.dtype)
 
 
-def _mask_and_mass(
-    call: AttentionCall, log_mass: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """A base of truth values is a mask."""
-    if not isinstance(call.base, Tensor) or call.base.dtype != torch.bool:
-        return call.mask, call.base if isinstance(call.base, Tensor) else log_mass
-    return (call.base if call.mask is None else call.mask & call.base), None
-
-
-def _log_mass(call: AttentionCall, prior: Prior) -> Tensor:
-    shape = torch.Size((*call.lead, *call.scores_shape[2:]))
-    prior.check(shape)
-    device = call.query.device
-    rows = torch.arange(shape[-2], device=device)
-    log_mass = prior.log_mass(rows, torch.arange(shape[-1], device=device))
-    log_mass = expand_to(log_mass, shape, f"{type(prior).__name__}.log_mass")
-    return log_mass.to(compute_dtype(call.query.dtype)).reshape(call.scores_shape)
+def run_kernels(x: Arguments) -> Tensor:
+    """The operator, which keeps supports where a derivative may be asked for."""
+    trains = (tensor is not None and tensor.requires_grad for tensor in x.tensors.values())
+    save = torch.is_grad_enabled() and any(trains)
+    output: Tensor = tsallis_attention(**x._asdict(), save=save)[0]
+    return output
 
 
 def _rows(parameter: Tensor, call: AttentionCall, name: str) -> Tensor:
     """A parameter of the rows, (batch, head, query) in float64."""
-    shape = (*call.lead, *call.scores_shape[2:])
+    shape = call.caller_shape
     like = torch.empty((), dtype=torch.float64, device=call.query.device).expand(shape)
     column = per_row(parameter, like, name).squeeze(-1)
     return column.expand(shape[:-1]).reshape(call.scores_shape[:3])
@@ -151,38 +289,91 @@ def _eps(call: AttentionCall, regularizer: Tsallis) -> Tensor:
     return torch.tensor(alpha - 1.0, dtype=torch.float64).expand(call.scores_shape[:3])
 
 
+# ---- the derivative in operations that can be differentiated again
+
+
 def _through_tiles(x: Arguments, gradient: Tensor, needed: dict[str, bool]) -> Gradients:
-    """The derivative in operations that can be differentiated again."""
-    call = AttentionCall(
-        query=x.query,
-        key=x.key,
-        value=x.value,
-        scale=x.scale,
-        mask=x.mask,
-        bias=None if x.bias is None else x.bias * x.bias_scale,
-        base=_LogMass(x.mass) if x.mass is not None and x.mass_is_log else x.mass,
-        causal=x.causal,
-        dropout=x.dropout,
-        seed=x.seed,
-        lead=x.query.shape[:2],
-        first=x.first,
-        queries=x.queries,
-    )
-    output = tiled(call, Tsallis(x.eps + 1))
+    output = _attend_again(x)
     names = [name for name in x.tensors if needed[name]]
     leaves = [getattr(x, name) for name in names]
     gradients = torch.autograd.grad(output, leaves, gradient, create_graph=True)
     return dict(zip(names, gradients, strict=True))
 
 
-@dataclass(frozen=True)
-class _LogMass(Prior):
-    """A log mass that is stored, (batch, head, query, key)."""
+def _attend_again(x: Arguments) -> Tensor:
+    if x.query_start is not None and x.key_start is not None:
+        return torch.cat([_attend_again(one) for one in split_sequences(x)], 2)
+    bias, base = _structures(x)
+    call = AttentionCall(
+        query=x.query,
+        key=x.key,
+        value=x.value,
+        scale=x.scale,
+        mask=x.mask,
+        bias=bias if x.bias is None else x.bias * x.bias_scale,
+        base=base if x.mass is None or x.mass_is_log else x.mass,
+        causal=x.highest == x.first,
+        dropout=x.dropout,
+        seed=x.seed,
+        lead=x.query.shape[:2],
+        first=x.first,
+        queries=x.queries,
+        softcap=x.softcap,
+    )
+    return tiled(call, Tsallis(x.eps + 1))
 
-    tensor: Tensor
 
-    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return self.tensor[..., rows, :][..., columns]
+def _structures(x: Arguments) -> tuple[Prior | None, Prior | None]:
+    """Bias and base that the numbers describe; what is seen goes where there is room for it."""
+    queries, keys = x.query.shape[2], x.key.shape[2]
+    seen = Structure(
+        queries,
+        keys,
+        lowest=None if x.lowest == -FAR else x.lowest,
+        highest=None if x.highest == FAR else x.highest,
+        start=x.start,
+        stop=x.stop,
+    )
+    bias = Structure(queries, keys, relative=x.relative, of_key=x.of_key)
+    base = Structure(queries, keys, relative=x.relative_log_mass, of_key=x.of_key_log_mass)
+    if x.sink_log_mass is not None:
+        base = replace(base, sink=x.sink_log_mass)
+    else:
+        bias = replace(bias, sink=x.sink)
+    if x.bias is None:
+        bias = bias * seen
+    else:
+        base = base * seen
+    stored = StoredLogMass(x.mass) if x.mass is not None and x.mass_is_log else None
+    measure: Prior = Structured(base)
+    return Structured(bias), measure if stored is None else measure * stored
+
+
+def split_sequences(x: Arguments) -> list[Arguments]:
+    """One call for each of the packed sequences."""
+    assert x.query_start is not None and x.key_start is not None
+    queries, keys = x.query_start.diff().tolist(), x.key_start.diff().tolist()
+    calls = []
+    first_query = first_key = 0
+    for n, m in zip(queries, keys, strict=True):
+        rows, columns = slice(first_query, first_query + n), slice(first_key, first_key + m)
+        parts: dict[str, Any] = {"query_start": None, "key_start": None, "queries": x.queries}
+        for name in ("query", "eps", "start", "stop"):
+            parts[name] = _part(getattr(x, name), rows)
+        for name in ("key", "value", "of_key", "of_key_log_mass"):
+            parts[name] = _part(getattr(x, name), columns)
+        positions = slice(x.longest_query - n, x.longest_query + m - 1)
+        for name in ("relative", "relative_log_mass"):
+            parts[name] = _part(getattr(x, name), positions)
+        parts |= {"longest_query": n, "longest_key": m, "first": first_query}
+        calls.append(x._replace(**parts))
+        first_query, first_key = first_query + n, first_key + m
+    return calls
+
+
+def _part(tensor: Tensor | None, part: slice) -> Tensor | None:
+    """Of the third axis: tokens or positions."""
+    return None if tensor is None else tensor[:, :, part]
 
 
 register_derivative(_through_tiles)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -23,6 +24,8 @@ from fenchel._numerics import compute_dtype, full_precision, transformed, where
 from fenchel._solution import Solution
 from fenchel._solve import solve
 from fenchel._unchanged import Unchanged
+from fenchel.priors.contract import Prior
+from fenchel.priors.measure import expand_to
 from fenchel.regularizers.contract import Regularizer
 
 R = TypeVar("R", bound=Regularizer)
@@ -77,7 +80,7 @@ def split(call: AttentionCall, regularizer: R) -> Iterator[tuple[AttentionCall, 
 
 def attend(call: AttentionCall, regularizer: Regularizer) -> Tensor:
     """Scores, weights, expectation: the whole of attention in three lines."""
-    weights = solve_tile(call, regularizer).weights
+    weights = weights_of_keys(solve_tile(call, regularizer), call)
     weights = drop(weights.reshape(call.scores_shape), call)
     values = _per_head(call.value, call).to(weights.dtype)
     return expectation(weights, values).to(call.query.dtype)
@@ -95,11 +98,56 @@ def expectation(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def solve_tile(call: AttentionCall, regularizer: Regularizer) -> Solution:
-    """The solution for this block of queries; rows in the caller's own axes."""
+    """The solution for this block of queries; rows in the caller's own axes, a sink as last key."""
     base = call.base
     if isinstance(base, Tensor):
         base = call.restore(base)
-    return solve(call.restore(scores(call)), regularizer, base=base)
+    rows = call.restore(scores(call))
+    if any(prior.sink is not None for prior in call.priors):
+        rows, base = _with_null_key(call, rows, base)
+    return solve(rows, regularizer, base=base)
+
+
+def weights_of_keys(solution: Solution, call: AttentionCall) -> Tensor:
+    """Without the weight of a sink."""
+    return solution.weights[..., : call.key.shape[2]]
+
+
+def _with_null_key(
+    call: AttentionCall, rows: Tensor, base: Tensor | Prior | None
+) -> tuple[Tensor, Tensor | Prior]:
+    """Scores and measure with one key more: its logits are a score, or a log mass."""
+    logits = [prior.sink for prior in call.priors if prior.sink is not None]
+    if len(logits) > 1:
+        raise ValueError("attention has one Sink, as base or as attn_mask")
+    column = logits[0].to(rows.dtype)[..., None, None].expand(*rows.shape[:-1], 1)
+    as_mass = isinstance(base, Prior) and base.sink is not None
+    rows = torch.cat([rows, torch.zeros_like(column) if as_mass else column], -1)
+    log_mass = column if as_mass else torch.zeros_like(column)
+    if base is None:
+        return rows, torch.ones_like(rows, dtype=torch.bool)
+    if isinstance(base, Prior):
+        others = log_mass_of_tile(base, call)
+        return rows, StoredLogMass(torch.cat([others.expand(*rows.shape[:-1], -1), log_mass], -1))
+    return rows, torch.cat([base, torch.ones_like(log_mass, dtype=base.dtype)], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredLogMass(Prior):
+    """A log mass that is stored whole, (..., query, key)."""
+
+    tensor: Tensor
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.tensor[..., rows, :][..., columns]
+
+
+def log_mass_of_tile(prior: Prior, call: AttentionCall) -> Tensor:
+    """Of the tile, in the caller's axes as far as the prior has them."""
+    device, shape = call.query.device, call.scores_shape
+    rows, columns = (torch.arange(n, device=device) for n in shape[2:])
+    log_mass = prior.log_mass(rows, columns).to(compute_dtype(call.query.dtype))
+    return expand_to(log_mass, call.caller_shape, f"{type(prior).__name__}.log_mass")
 
 
 def scores(call: AttentionCall) -> Tensor:
@@ -108,10 +156,19 @@ def scores(call: AttentionCall) -> Tensor:
     query, key = call.query.to(dtype) * call.scale, _per_head(call.key, call).to(dtype)
     with full_precision(query):
         product = _product(query, key)
+    if call.softcap:
+        product = call.softcap * (product / call.softcap).tanh()
     if call.bias is not None:
-        product = product + call.bias.to(dtype)
+        product = product + _bias(call).to(dtype)
     hidden = call.hidden()
     return product if hidden is None else where(~hidden, product, -torch.inf)
+
+
+def _bias(call: AttentionCall) -> Tensor:
+    if isinstance(call.bias, Prior):
+        return log_mass_of_tile(call.bias, call).reshape(call.scores_shape)
+    assert call.bias is not None
+    return call.bias
 
 
 def _product(query: Tensor, key: Tensor) -> Tensor:

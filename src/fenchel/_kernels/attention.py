@@ -1,7 +1,8 @@
 """Fused attention with Tsallis weights: the native operators and what torch needs to know of them.
 
 Operands are laid out (batch, head, token, component); masks and biases broadcast as views
-(batch, head, query, key), eps = alpha - 1 as (batch, head, query) in float64. The forward operator
+(batch, head, query, key), eps = alpha - 1 as (batch, head, query) in float64. Packed sequences are
+one batch with the tokens of all of them, and the number of tokens before each. The forward operator
 returns the output and what the backward one needs: the offset of each row, how many keys carry
 weight, and, in a pool of fixed size for each block of rows, which keys and how far from the offset.
 A block that overflows its pool is computed again from the offsets.
@@ -33,23 +34,54 @@ ROOM = 384  # keys a row may save on average; untouched pages of the pool take n
 _PARTS = 8  # partial sums of key gradients, so that few heads still fill several cores
 
 _LIBRARY = torch.library.Library("fenchel", "FRAGMENT")
-_OPERANDS = (
-    "Tensor query, Tensor key, Tensor value, Tensor eps, Tensor? mask, Tensor? bias, "
-    "Tensor? mass, Tensor? seed"
-)
+_TENSORS = {
+    "query": True,
+    "key": True,
+    "value": True,
+    "eps": True,
+    "mask": False,
+    "bias": False,
+    "mass": False,
+    "seed": False,
+    "start": False,
+    "stop": False,
+    "relative": False,
+    "relative_log_mass": False,
+    "of_key": False,
+    "of_key_log_mass": False,
+    "sink": False,
+    "sink_log_mass": False,
+    "query_start": False,
+    "key_start": False,
+}  # by name; True: always there
+_OPERANDS = ", ".join(f"Tensor{'' if there else '?'} {name}" for name, there in _TENSORS.items())
 _NUMBERS = (
-    "float scale, float bias_scale, bool mass_is_log, bool causal, SymInt first, float dropout, "
-    "SymInt queries"
+    "float scale, float bias_scale, bool mass_is_log, SymInt lowest, SymInt highest, "
+    "float softcap, SymInt first, float dropout, SymInt queries, SymInt longest_query, "
+    "SymInt longest_key"
 )
 _LIBRARY.define(
     f"tsallis_attention({_OPERANDS}, {_NUMBERS}, bool save) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
+# What has a derivative beside query, key and value, in the order of the operator's outputs.
+TRAINED = (
+    "eps",
+    "sink",
+    "sink_log_mass",
+    "bias",
+    "mass",
+    "relative",
+    "relative_log_mass",
+    "of_key",
+    "of_key_log_mass",
+)
 _LIBRARY.define(
     f"tsallis_attention_backward(Tensor gradient, {_OPERANDS}, {_NUMBERS}, Tensor offset, "
     "Tensor support_size, Tensor saved_key, Tensor saved_distance, bool[] output_mask) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"-> ({', '.join(['Tensor'] * (3 + len(TRAINED)))})"
 )
+FAR = 2**40  # as `lowest` or `highest`: no bound
 
 
 class Arguments(NamedTuple):
@@ -59,24 +91,39 @@ class Arguments(NamedTuple):
     key: Tensor
     value: Tensor
     eps: Tensor
-    mask: Tensor | None
-    bias: Tensor | None
-    mass: Tensor | None
-    seed: Tensor | None
-    scale: float
-    bias_scale: float
-    mass_is_log: bool
-    causal: bool
-    first: int
-    dropout: float
-    queries: int
+    mask: Tensor | None = None  # bool (batch, head, query, key), True = attend
+    bias: Tensor | None = None  # (batch, head, query, key)
+    mass: Tensor | None = None  # likewise; log mass where mass_is_log
+    seed: Tensor | None = None
+    start: Tensor | None = None  # int64 (batch, head, query): first key that is seen
+    stop: Tensor | None = None  # likewise: first one that is not
+    relative: Tensor | None = None  # bias at key - query + longest_query - 1: (batch, head, ...)
+    relative_log_mass: Tensor | None = None
+    of_key: Tensor | None = None  # bias (batch, head, key)
+    of_key_log_mass: Tensor | None = None
+    sink: Tensor | None = None  # float64 (batch, head): score of a null key
+    sink_log_mass: Tensor | None = None
+    query_start: Tensor | None = None  # int64 (sequences + 1,)
+    key_start: Tensor | None = None
+    scale: float = 1.0
+    bias_scale: float = 1.0
+    mass_is_log: bool = False
+    lowest: int = -FAR  # query i sees keys i + lowest .. i + highest
+    highest: int = FAR
+    softcap: float = 0.0
+    first: int = 0
+    dropout: float = 0.0
+    queries: int = 0
+    longest_query: int = 0
+    longest_key: int = 0
 
     @property
     def tensors(self) -> dict[str, Tensor | None]:
         return {name: getattr(self, name) for name in _TENSORS}
 
-
-_TENSORS = ("query", "key", "value", "eps", "mask", "bias", "mass", "seed")
+    @property
+    def sequences(self) -> int:
+        return self.query.shape[0] if self.query_start is None else len(self.query_start) - 1
 
 
 class Saved(NamedTuple):
@@ -88,22 +135,35 @@ class Saved(NamedTuple):
     saved_distance: Tensor
 
 
-def _forward_outputs(query: Tensor, key: Tensor, value: Tensor, save: bool) -> tuple[Tensor, ...]:
-    batch, heads, queries, _ = query.shape
+def _blocks(x: Arguments) -> int:
+    """Pools of saved supports."""
+    batch, heads, queries, _ = x.query.shape
+    if x.query_start is not None:
+        return heads * (queries // BLOCK + x.sequences)
+    return batch * heads * -(-queries // BLOCK)
+
+
+def _forward_outputs(x: Arguments, save: bool) -> tuple[Tensor, ...]:
+    batch, heads, queries, _ = x.query.shape
     # Flat, because an axis of blocks may have length one, for which compilers make code of its own.
-    a_block = BLOCK * torch.sym_min(ROOM, key.shape[2])
-    pool = batch * heads * -(-queries // BLOCK) * a_block if save else 0
+    pool = _blocks(x) * BLOCK * torch.sym_min(ROOM, x.longest_key) if save else 0
+    shape = (batch, heads, queries, x.value.shape[3])
+    if x.query_start is None:
+        output = x.query.new_empty(shape)
+    else:  # (tokens, head, component), as it came
+        output = x.query.new_empty((1, queries, heads, shape[3])).transpose(1, 2)
     return (
-        query.new_empty((batch, heads, queries, value.shape[3])),
-        query.new_empty((batch, heads, queries, 2), dtype=torch.float64),
-        query.new_empty((batch, heads, queries), dtype=torch.int32),
-        query.new_empty(pool, dtype=torch.int32),
-        query.new_empty(pool, dtype=compute_dtype(query.dtype)),
+        output,
+        x.query.new_empty((batch, heads, queries, 2), dtype=torch.float64),
+        x.query.new_empty((batch, heads, queries), dtype=torch.int32),
+        x.query.new_empty(pool, dtype=torch.int32),
+        x.query.new_empty(pool, dtype=compute_dtype(x.query.dtype)),
     )
 
 
 _AXES = (Axis("batch"), Axis("head"), Axis("query"), Axis("component"))
 _KV_HEAD, _KEY, _COMPONENT, _ENTRY = map(Axis, ("kv_head", "key", "component", "entry"))
+_WHOLE = (torch.int64,)
 
 
 def _check(x: Arguments) -> None:
@@ -111,21 +171,62 @@ def _check(x: Arguments) -> None:
     batch, heads, queries, dim = x.query.shape
     check(x.key, "key", (batch, _KV_HEAD, _KEY, dim), REAL)
     _, kv_heads, keys, _ = x.key.shape
-    check(x.value, "value", (batch, kv_heads, keys, _COMPONENT), REAL)
-    check(x.eps, "eps", (batch, heads, queries), DOUBLE)
-    if x.mask is not None:
-        check(x.mask, "mask", (batch, heads, queries, keys), (torch.bool,))
-    if x.bias is not None:
-        check(x.bias, "bias", (batch, heads, queries, keys), REAL)
-    if x.mass is not None:
-        check(x.mass, "mass", (batch, heads, queries, keys), REAL)
-    if x.seed is not None:
-        check(x.seed, "seed", (), (torch.int64,))
+    scores, positions = (batch, heads, queries, keys), x.longest_query + x.longest_key - 1
+    computed = (compute_dtype(x.query.dtype),)
+    expected: dict[str, tuple[tuple[int | Axis, ...], tuple[torch.dtype, ...]]] = {
+        "value": ((batch, kv_heads, keys, _COMPONENT), REAL),
+        "eps": (scores[:3], DOUBLE),
+        "mask": (scores, (torch.bool,)),
+        "bias": (scores, REAL),
+        "mass": (scores, REAL),
+        "seed": ((), _WHOLE),
+        "start": (scores[:3], _WHOLE),
+        "stop": (scores[:3], _WHOLE),
+        "relative": ((batch, heads, positions), computed),
+        "relative_log_mass": ((batch, heads, positions), computed),
+        "of_key": ((batch, heads, keys), computed),
+        "of_key_log_mass": ((batch, heads, keys), computed),
+        "sink": ((batch, heads), DOUBLE),
+        "sink_log_mass": ((batch, heads), DOUBLE),
+        "query_start": ((_ENTRY,), _WHOLE),
+        "key_start": ((_ENTRY,), _WHOLE),
+    }
+    for name, (shape, dtypes) in expected.items():
+        tensor = getattr(x, name)
+        if tensor is not None:
+            check(tensor, name, shape, dtypes)
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"query must have a multiple of key's {kv_heads} heads, got {heads}")
     if not 0 <= x.dropout <= 1:
         raise ValueError(f"dropout must be between 0 and 1, got {x.dropout}")
+    if x.sink is None and x.sink_log_mass is not None:
+        raise ValueError("sink_log_mass needs a sink")
     check_keys(keys)
+    _check_sequences(x)
+
+
+def _check_sequences(x: Arguments) -> None:
+    """Memory is read by these numbers."""
+    if (x.query_start is None) != (x.key_start is None):
+        raise ValueError("packed sequences need query_start and key_start")
+    longest = (x.longest_query, x.longest_key)
+    if x.query_start is None or x.key_start is None:
+        if longest != (x.query.shape[2], x.key.shape[2]):
+            raise ValueError(f"longest_query and longest_key must be the lengths, got {longest}")
+        return
+    if x.query.shape[0] != 1 or x.query_start.shape != x.key_start.shape:
+        raise ValueError("packed sequences are one batch with equally many starts on both sides")
+    if x.mask is not None or x.bias is not None or x.mass is not None:
+        raise ValueError("packed sequences take no mask, bias or mass of every query and key")
+    pairs = ((x.query_start, x.query, longest[0]), (x.key_start, x.key, longest[1]))
+    for start, tensor, most in pairs:
+        lengths = start.diff()
+        ends = (int(start[0]), int(start[-1])) if len(start) else None
+        if ends != (0, tensor.shape[2]) or bool(((lengths < 0) | (lengths > most)).any()):
+            raise ValueError(
+                f"starts of sequences must rise from 0 to the {tensor.shape[2]} tokens, in steps "
+                f"of {most} at most"
+            )
 
 
 def _check_saved(x: Arguments, gradient: Tensor, saved: Saved) -> None:
@@ -138,64 +239,113 @@ def _check_saved(x: Arguments, gradient: Tensor, saved: Saved) -> None:
     check(saved.saved_distance, "saved_distance", saved.saved_key.shape, dtypes)
 
 
-def _problem(x: Arguments, saved: Saved) -> Any:
+class _Problem(NamedTuple):
+    """The struct, and the tensors that it points to."""
+
+    struct: Any
+    tensors: list[Tensor]
+
+
+def _problem(x: Arguments, saved: Saved) -> _Problem:
     p: Any = AttentionProblem()
-    p.batch, p.heads, p.queries, p.dim = x.query.shape
-    p.kv_heads, p.keys, p.value_dim = x.key.shape[1], x.key.shape[2], x.value.shape[3]
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    _, p.heads, _, p.dim = x.query.shape
+    p.batch, p.queries, p.keys = x.sequences, x.longest_query, x.longest_key
+    p.kv_heads, p.value_dim = x.key.shape[1], x.value.shape[3]
     p.query, p.key, p.value, p.eps = view(x.query), view(x.key), view(x.value), view(x.eps)
     p.mask, p.bias, p.mass = view(x.mask), view(x.bias), view(x.mass)
+    p.start, p.stop = view(x.start), view(x.stop)
+    for name in ("relative", "of_key"):
+        table, log_mass = getattr(x, name), getattr(x, f"{name}_log_mass")
+        if table is not None:
+            setattr(p, name, view(keep(_rows_in_order(table))))
+        if log_mass is not None:
+            setattr(p, f"{name}_mass", view(keep(_rows_in_order(log_mass).exp())))
+    p.sink = view(x.sink)
+    if x.sink_log_mass is not None:
+        p.sink_mass = view(keep(x.sink_log_mass.exp()))
+    if x.query_start is not None and x.key_start is not None:
+        p.query_start = keep(x.query_start.contiguous()).data_ptr()
+        p.key_start = keep(x.key_start.contiguous()).data_ptr()
     p.scale, p.bias_scale, p.mass_is_log = x.scale, x.bias_scale, x.mass_is_log
-    p.causal, p.first, p.dropout = x.causal, x.first, x.dropout
+    p.lowest, p.highest, p.softcap = x.lowest, x.highest, x.softcap
+    p.first, p.dropout = x.first, x.dropout
     p.seed = 0 if x.seed is None else int(x.seed)
     p.queries_in_all, p.threads = x.queries, torch.get_num_threads()
     p.offset, p.count = saved.offset.data_ptr(), saved.support_size.data_ptr()
-    p.capacity = saved.saved_key.numel() // (p.batch * p.heads * -(-p.queries // BLOCK) or 1)
+    p.capacity = saved.saved_key.numel() // (_blocks(x) or 1)
     p.saved_key, p.saved_distance = saved.saved_key.data_ptr(), saved.saved_distance.data_ptr()
-    return p
+    return _Problem(p, kept)
+
+
+def _rows_in_order(table: Tensor) -> Tensor:
+    """Its last axis contiguous; axes that broadcast stay as they are."""
+    if table.stride(-1) == 1 or table.shape[-1] <= 1:
+        return table
+    small = table[:1] if table.stride(0) == 0 else table
+    small = small[:, :1] if table.stride(1) == 0 else small
+    return small.contiguous().expand(table.shape)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     *both, save = arguments
     x = Arguments(*both)
     _check(x)
-    outputs = _forward_outputs(x.query, x.key, x.value, save)
-    p = _problem(x, Saved(*outputs[1:]))
-    p.output = outputs[0].data_ptr()
+    outputs = _forward_outputs(x, save)
+    p, _kept = _problem(x, Saved(*outputs[1:]))
+    p.output = view(outputs[0])
     run("attention", p)
     return outputs
 
 
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     *both, save = arguments
-    x = Arguments(*both)
-    return _forward_outputs(x.query, x.key, x.value, save)
+    return _forward_outputs(Arguments(*both), save)
 
 
-def _parts(query: Tensor, key: Tensor) -> int:
-    """Fixed by the shapes, never by the number of threads: sums must not depend on it."""
-    heads = max(1, key.shape[0] * key.shape[1])
-    blocks = -(-query.shape[2] // BLOCK) * (query.shape[1] // key.shape[1])
-    return max(1, min(-(-_PARTS // heads), blocks // 2))
+def _parts(x: Arguments) -> int:
+    """Fixed by the shape of one sequence, never by the number of threads or of other sequences:
+    sums must not depend on them."""
+    heads, kv_heads = x.query.shape[1], x.key.shape[1]
+    blocks = -(-x.longest_query // BLOCK) * (heads // kv_heads)
+    return max(1, min(-(-_PARTS // kv_heads), blocks // 2))
 
 
-def _backward_outputs(
-    query: Tensor, key: Tensor, value: Tensor, output_mask: list[bool], parts: int
-) -> tuple[Tensor, ...]:
-    dtype = compute_dtype(query.dtype)
-    rows = query.shape[:3]
-    scores = (*rows, key.shape[2])
+def _backward_outputs(x: Arguments, output_mask: list[bool], parts: int) -> tuple[Tensor, ...]:
+    dtype = compute_dtype(x.query.dtype)
+    batch, heads, queries, _ = x.query.shape
+    keys, packed = x.key.shape[2], x.query_start is not None
+    rows, scores = x.query.shape[:3], (batch, heads, queries, keys)
+    positions = queries + keys if packed else queries + keys - 1
+    shapes = {
+        "eps": (rows, torch.float64),
+        "sink": (rows, torch.float64),
+        "sink_log_mass": (rows, torch.float64),
+        "bias": (scores, dtype),
+        "mass": (scores, dtype),
+        "relative": ((parts, batch, heads, positions), dtype),
+        "of_key": ((parts, batch, heads, keys), dtype),
+    }
 
-    def optional(index: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return query.new_zeros(shape if output_mask[index] else (0,), dtype=dtype)
+    def optional(name: str, wanted: bool) -> Tensor:
+        shape, kind = shapes.get(name) or shapes[name.removesuffix("_log_mass")]
+        return x.query.new_zeros(shape if wanted else (0,), dtype=kind)
 
+    new = x.query.new_zeros if packed else x.query.new_empty  # a short sequence has fewer parts
     return (
-        query.new_empty(query.shape, dtype=dtype),
-        query.new_empty((parts, *key.shape), dtype=dtype),
-        query.new_empty((parts, *value.shape), dtype=dtype),
-        optional(0, rows, torch.float64),
-        optional(1, scores, dtype),
-        optional(2, scores, dtype),
+        x.query.new_empty(x.query.shape, dtype=dtype),
+        new((parts, *x.key.shape), dtype=dtype),
+        new((parts, *x.value.shape), dtype=dtype),
+        *map(optional, TRAINED, output_mask),
     )
+
+
+_FIELDS = {"bias": "scores", "mass": "log_mass"}  # of the native struct, where they differ
 
 
 def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -203,26 +353,52 @@ def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     _check(x)
     _check_saved(x, gradient, saved)
     saved = Saved(*(tensor.contiguous() for tensor in saved))
-    if len(output_mask) != 3:
+    if len(output_mask) != len(TRAINED):
         raise ValueError(
-            f"output_mask must have one entry each for eps, bias and mass, got {output_mask}"
+            f"output_mask must have one entry each for {', '.join(TRAINED)}, got {output_mask}"
         )
-    parts = _parts(x.query, x.key)
-    outputs = _backward_outputs(x.query, x.key, x.value, output_mask, parts)
-    p = _problem(x, saved)
+    parts = _parts(x)
+    outputs = _backward_outputs(x, output_mask, parts)
+    p, _kept = _problem(x, saved)
     g: Any = AttentionGradient(output=view(gradient), parts=parts)
     g.query, g.key, g.value = (output.data_ptr() for output in outputs[:3])
-    for name, output in zip(("eps", "scores", "log_mass"), outputs[3:], strict=True):
-        setattr(g, name, output.data_ptr() if output.numel() else None)
+    for name, output in zip(TRAINED, outputs[3:], strict=True):
+        setattr(g, _FIELDS.get(name, name), output.data_ptr() if output.numel() else None)
     run("attention_gradient", p, g)
-    return _finish(outputs, x.query, x.key, x.value)
+    return _finish(outputs, x)
 
 
-def _finish(outputs: tuple[Tensor, ...], *operands: Tensor) -> tuple[Tensor, ...]:
+def _finish(outputs: tuple[Tensor, ...], x: Arguments) -> tuple[Tensor, ...]:
     """Partial sums added in order, results in the operands' precision."""
     query, key, value, *rest = outputs
-    sums = (query, *(x[0] if x.shape[0] == 1 else x.sum(0) for x in (key, value)))
-    return *(x.to(like.dtype) for x, like in zip(sums, operands, strict=True)), *rest
+    sums = (query, _sum_parts(key), _sum_parts(value))
+    operands = (x.query, x.key, x.value)
+    results = dict(zip(TRAINED, rest, strict=True))
+    for name in ("sink", "sink_log_mass"):
+        results[name] = results[name].sum(-1) if results[name].numel() else results[name]
+    for name in TRAINED[5:]:
+        if results[name].numel():
+            results[name] = _sum_parts(results[name])
+            if name.startswith("relative"):
+                results[name] = _sum_sequences(results[name], x)
+    return *(g.to(like.dtype) for g, like in zip(sums, operands, strict=True)), *results.values()
+
+
+def _sum_parts(partial: Tensor) -> Tensor:
+    return partial[0] if partial.shape[0] == 1 else partial.sum(0)
+
+
+def _sum_sequences(positions: Tensor, x: Arguments) -> Tensor:
+    """Relative positions of packed sequences, end to end, added up: (1, head, positions)."""
+    if x.query_start is None or x.key_start is None:
+        return positions
+    lengths = x.query_start.diff() + x.key_start.diff()
+    first = x.longest_query - x.query_start.diff()  # of this sequence among all positions
+    before = torch.repeat_interleave(lengths.cumsum(0) - lengths - first, lengths)
+    place = torch.arange(len(before), device=before.device) - before
+    # One more than there are: each sequence has a gap of one entry, which is zero.
+    total = positions.new_zeros((*positions.shape[:2], x.longest_query + x.longest_key))
+    return total.index_add(2, place, positions)[..., :-1]
 
 
 def _read_backward(arguments: tuple[Any, ...]) -> tuple[Arguments, Saved, list[bool]]:
@@ -234,8 +410,16 @@ def _read_backward(arguments: tuple[Any, ...]) -> tuple[Arguments, Saved, list[b
 
 def _backward_shapes(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     x, _, output_mask = _read_backward(arguments)
-    outputs = _backward_outputs(x.query, x.key, x.value, output_mask, 1)
-    return _finish(outputs, x.query, x.key, x.value)
+    outputs = _backward_outputs(x, output_mask, 1)
+    if x.query_start is not None:
+        outputs = tuple(
+            o.new_zeros((1, 1, o.shape[2], x.longest_query + x.longest_key - 1))
+            if name.startswith("relative") and o.numel()
+            else o
+            for name, o in zip(("query", "key", "value", *TRAINED), outputs, strict=True)
+        )
+        x = x._replace(query_start=None)
+    return _finish(outputs, x)
 
 
 tsallis_attention = register_native(_LIBRARY, "tsallis_attention", _forward, _forward_shapes)
@@ -278,12 +462,14 @@ def register_derivative(differentiable: Differentiable) -> None:
 
 def _gradients(saved: Saved, x: Arguments, gradient: Tensor, needed: dict[str, bool]) -> Gradients:
     """By the backward operator."""
-    output_mask = [needed[name] for name in ("eps", "bias", "mass")]
-    query, key, value, eps, scores, log_mass = tsallis_attention_backward(
-        gradient, **x._asdict(), **saved._asdict(), output_mask=output_mask
+    query, key, value, *others = tsallis_attention_backward(
+        gradient,
+        **x._asdict(),
+        **saved._asdict(),
+        output_mask=[needed[name] for name in TRAINED],
     )
-    bias = None
+    gradients: Gradients = {"query": query, "key": key, "value": value}
+    gradients |= dict(zip(TRAINED, others, strict=True))
     if x.bias is not None and needed["bias"]:
-        bias = (scores * x.bias_scale).to(x.bias.dtype)
-    gradients = {"query": query, "key": key, "value": value, "eps": eps, "mass": log_mass}
-    return {**gradients, "bias": bias}
+        gradients["bias"] = (gradients["bias"] * x.bias_scale).to(x.bias.dtype)
+    return gradients

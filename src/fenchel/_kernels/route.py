@@ -7,6 +7,7 @@ sentences for `fenchel.explain`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from torch import Tensor
 from fenchel._kernels import library
 from fenchel._kernels.tsallis import EDGE_ABOVE
 from fenchel._numerics import compute_dtype, has, readable, transformed
+from fenchel.priors.contract import Structure
 
 NATIVE, TORCH = "native", "torch"
 _FULL = (torch.float32, torch.float64)
@@ -193,6 +195,58 @@ def against_masses(log_mass: Tensor, alpha: float | Tensor) -> Reason:
         if has(lost.any() & near_softmax.any()):
             return f"a mass is below exp({_SMALLEST:g}), which float32 cannot hold near alpha = 1"
     return None
+
+
+def against_structured_masses(
+    numbers: Structure, dtype: torch.dtype, alpha: float | Tensor
+) -> Reason:
+    """The same for masses by position and by key, from bounds that take time linear in n."""
+    tables = [table for table in (numbers.relative, numbers.of_key) if table is not None]
+    if not tables:
+        return None
+    if not readable(*tables):
+        return "the masses of the prior cannot be read here (compile, vmap or meta tensors)"
+    tables = [table.detach().to(dtype) for table in tables]
+    if any(has(table.isnan() | (table == torch.inf)) for table in tables):
+        return "the prior holds masses that are NaN or infinite"
+    most = sum(float(table.amax()) for table in tables)
+    least = _least_of_largest(numbers, dtype)
+    if not -_WIDEST[dtype] < least <= most < _WIDEST[dtype]:
+        return f"the largest mass of a row must lie within exp(±{_WIDEST[dtype]:g})"
+    smallest = sum(float(table[table > -torch.inf].amin()) for table in tables)
+    near_softmax = bool((torch.as_tensor(alpha).detach() <= 1 + EDGE_ABOVE).any())
+    if dtype == torch.float32 and near_softmax and smallest < _SMALLEST:
+        return f"a mass is below exp({_SMALLEST:g}), which float32 cannot hold near alpha = 1"
+    return None
+
+
+def _least_of_largest(numbers: Structure, dtype: torch.dtype) -> float:
+    """A lower bound on the log of the largest mass that any row sees."""
+    least = 0.0
+    if numbers.relative is not None:
+        table = numbers.relative.detach().to(dtype)
+        least += float(table[..., _seen_by_all(numbers)].amax(-1).amin())
+    if numbers.of_key is not None:
+        table = numbers.of_key.detach().to(dtype)
+        seen_by_all = (numbers.lowest, numbers.highest, numbers.start, numbers.stop)
+        alone = numbers.relative is None and all(bound is None for bound in seen_by_all)
+        least += float((table.amax(-1) if alone else table).amin())
+    return least
+
+
+def _seen_by_all(numbers: Structure) -> slice:
+    """Among relative positions: those of keys that every query sees, or all if there are none."""
+    first = max(0, -math.inf if numbers.lowest is None else numbers.lowest)
+    last = numbers.keys - numbers.queries
+    last = last if numbers.highest is None else min(last, numbers.highest)
+    place = torch.arange(numbers.queries) + int(first)
+    inside = numbers.start is None or not has(numbers.start > place)
+    inside = inside and (numbers.stop is None or not has(numbers.stop <= place))
+    if first > last or not inside:
+        return slice(None)
+    if numbers.start is not None or numbers.stop is not None:
+        last = first
+    return slice(int(first) + numbers.queries - 1, int(last) + numbers.queries)
 
 
 def against_sdpa(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fenchel._kernels.budget import budget_threshold
 from fenchel._numerics import dot, where
-from fenchel.priors import Base
+from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
     Dual,

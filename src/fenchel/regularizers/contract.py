@@ -38,7 +38,7 @@ from fenchel._numerics import (
     masked_max,
     where,
 )
-from fenchel.priors import Base
+from fenchel.priors.measure import Base
 
 
 class Dual(NamedTuple):

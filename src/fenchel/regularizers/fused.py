@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fenchel._kernels import total_variation as tv
 from fenchel._numerics import check_whole, dot, masked_max, readable, where
-from fenchel.priors import Base
+from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
     Dual,

@@ -13,7 +13,7 @@ from torch import Tensor
 from fenchel._implicit import Solve, attach
 from fenchel._kernels.norm import norm_threshold
 from fenchel._numerics import dot, where
-from fenchel.priors import Base
+from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
     Dual,

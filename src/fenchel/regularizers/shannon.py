@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fenchel._implicit import tilt
 from fenchel._numerics import readable, where
-from fenchel.priors import Base
+from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
     Dual,

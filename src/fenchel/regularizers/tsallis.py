@@ -26,7 +26,7 @@ from fenchel._numerics import (
     readable,
     where,
 )
-from fenchel.priors import Base
+from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
     Dual,

@@ -26,7 +26,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from fenchel._numerics import dot
 from fenchel._solution import Solution, Status
 from fenchel._solve import solve
-from fenchel.priors import Base
+from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import Regularizer
 from fenchel.testing.optimality import assert_optimal, perturbed
 

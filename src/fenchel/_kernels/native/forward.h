@@ -1,166 +1,322 @@
 // Forward: scores chunk by chunk, candidates row by row, then values gathered on the support alone.
+//
+// What a row does depends on its own scores and on where its keys stand, never on the rows beside it: a prompt, the
+// same tokens one by one, packed or in a batch, give the same bits.
 
 template <class T>
 struct Forward {
     const AttentionProblem& p;
     Scores<T> scores;
-    Rows<T> keys, values, queries;
-    Buffer<T> chunk, candidate_score, candidate_mass, sum_of_values;
+    Panels<T> panels;
+    Rows<T> keys, values;
+    Buffer<T> queries, chunk, candidate_score, candidate_mass, sum_of_values, dense_sums, few_values;
     Buffer<std::int32_t> candidate_key;
     std::int64_t room;  // candidates a row may have
-    std::int64_t values_taken = 0;
+    std::int64_t kv_head = 0;
+    Range taken{0, 0}, packed{0, 0};  // keys whose values, and whose panels, are at hand
+    bool values_later = false;
     enum class Answer { unasked, no, yes } finite_values = Answer::unasked;
 
+    static constexpr std::int64_t kStride = kChunk + 16;  // a row of scores may end inside a vector
+
     explicit Forward(const AttentionProblem& problem)
-        : p(problem), scores(problem), room(padded(problem.keys, 16) + 64) {}
+        : p(problem), scores(problem), room(padded(problem.keys + 1, 16) + 64) {}
 
     struct Row {
+        std::int64_t h = 0, query = 0;
+        Range seen{0, 0};
         Family<T> family{1.0};
-        Candidates<T> found;
-        Offset<T> at;
+        Candidates<T> found;   // of the segment at hand
+        std::int64_t kept = 0; // of the segments before it
+        Offset<T> at, best;    // of the segment; the largest of those before it
         T cut = -std::numeric_limits<T>::infinity();
+        bool cut_known = false, dense = false;
+
+        bool spans_segments() const { return !seen.empty() && seen.from / kSegment != (seen.to - 1) / kSegment; }
     };
+    Row row[kBlock];
 
     // Queries start .. stop - 1 of one head; start is at a block's beginning.
-    void run(std::int64_t b, std::int64_t h, std::int64_t start, std::int64_t stop) {
-        const std::int64_t kv = h / (p.heads / p.kv_heads);
-        const std::int64_t visible = scores.visible(b, h, stop);
-        keys.take(p.key, b, kv, 0, visible, p.dim, T(1));
-        scores.panels.pack(keys.data, keys.ld, visible, p.dim);
-        values.take(p.value, b, kv, 0, visible, p.value_dim, T(1));
-        finite_values = Answer::unasked;
-        values_taken = visible;
-        for (std::int64_t first = start; first < stop; first += kBlock)
-            block(b, h, first, first + kBlock < stop ? first + kBlock : stop, visible);
+    void run(const Sequence& s, std::int64_t h, std::int64_t start, std::int64_t stop) {
+        scores.enter(s, h);
+        const Range near = scores.near();
+        Range all{s.keys, 0};
+        for (std::int64_t i = start; i < stop; ++i) widen(all, scores.visible(i, near));
+        enter(s, h / (p.heads / p.kv_heads), all, false);
+        for (std::int64_t first = start; first < stop; first += kBlock) {
+            const std::int64_t rows = std::min(kBlock, stop - first);
+            for (std::int64_t i = 0; i < rows; ++i) prepare(s, row[i], h, first + i, near, i);
+            block(s, rows, false);
+        }
     }
 
-    void block(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t stop, std::int64_t visible) {
-        const std::int64_t rows = stop - first;
-        queries.take(p.query, b, h, first, rows, p.dim, T(p.scale));
-        Row row[kBlock];
-        for (std::int64_t i = 0; i < rows; ++i) prepare(row[i], b, h, first + i, i);
-        T* s = chunk.reserve(kBlock * kChunk);
-        const std::int64_t last = scores.limit(stop - 1) < visible ? scores.limit(stop - 1) : visible;
-        for (std::int64_t from = 0; from < last; from += kChunk) {
-            const std::int64_t to = from + kChunk < last ? from + kChunk : last;
-            scores.panels.scores(rows, queries.data, queries.ld, from, to, s, kChunk);
+    // Few queries: those of all heads that read one key head together, keys packed as they are met.
+    void run_few(const Sequence& s, std::int64_t kv) {
+        const std::int64_t repeats = p.heads / p.kv_heads, all = repeats * s.queries;
+        for (std::int64_t first = 0; first < all; first += kBlock) {
+            const std::int64_t rows = std::min(kBlock, all - first);
+            Range near{0, 0}, together{s.keys, 0};
             for (std::int64_t i = 0; i < rows; ++i) {
-                const std::int64_t end = scores.limit(first + i) < to ? scores.limit(first + i) : to;
-                if (end > from) collect(row[i], s + i * kChunk, b, h, first + i, from, end);
+                const std::int64_t h = kv * repeats + (first + i) / s.queries, query = (first + i) % s.queries;
+                scores.enter(s, h);
+                if (i == 0 || query == 0) near = scores.near();
+                prepare(s, row[i], h, query, near, i);
+                widen(together, row[i].seen);
+            }
+            enter(s, kv, together, true);
+            block(s, rows, true);
+        }
+    }
+
+    static void widen(Range& all, const Range& one) {
+        if (one.empty()) return;
+        all.from = std::min(all.from, one.from);
+        all.to = std::max(all.to, one.to);
+    }
+
+    void pack_keys(const Sequence& s, const Range& part) {
+        packed = part;
+        keys.take(p.key, s.batch, kv_head, s.first_key + part.from, part.size(), p.dim, T(1));
+        panels.pack(keys.data, keys.ld, part.size(), p.dim);
+    }
+    // Few queries read a value where it is, or when it is needed.
+    void enter(const Sequence& s, std::int64_t kv, Range all, bool few) {
+        if (!all.empty()) all.from = all.from / kShortChunk * kShortChunk;
+        taken = all;
+        kv_head = kv;
+        finite_values = Answer::unasked;
+        values_later = few && !Rows<T>::direct(p.value, p.value_dim);
+        if (all.empty()) return;
+        if (!values_later) take_values(s);
+        if (!few) pack_keys(s, all);
+    }
+    void take_values(const Sequence& s) {
+        values.take(p.value, s.batch, kv_head, s.first_key + taken.from, taken.size(), p.value_dim, T(1));
+        values.origin = taken.from;
+        values_later = false;
+    }
+
+    void prepare(const Sequence& s, Row& r, std::int64_t h, std::int64_t query, const Range& near, std::int64_t i) {
+        r = Row();
+        r.h = h;
+        r.query = query;
+        r.seen = scores.visible(query, near);
+        const std::int64_t number = s.first_query + query;
+        r.family = Family<T>(static_cast<const double*>(p.eps.data)[p.eps.at(s.batch, h, number)]);
+        r.found.score = candidate_score.reserve(kBlock * room) + i * room;
+        r.found.key = candidate_key.reserve(kBlock * room) + i * room;
+        r.found.mass = scores.has_mass() ? candidate_mass.reserve(kBlock * room) + i * room : nullptr;
+        if (scores.has_sink()) {
+            r.found.score[0] = scores.sink();
+            r.found.key[0] = -1;
+            if (r.found.mass) r.found.mass[0] = scores.mass(query, -1);
+            r.found.count = 1;
+        }
+        const std::int64_t wide = padded(p.dim, kColumns<T>);
+        T* q = queries.reserve(kBlock * wide) + i * wide;
+        read_row<T>(p.query, p.query.at(s.batch, h, number), p.query.stride[3], p.dim, q);
+        for (std::int64_t j = 0; j < p.dim; ++j) q[j] *= T(p.scale);
+    }
+
+    void block(const Sequence& s, std::int64_t rows, bool few) {
+        Range all{s.keys, 0};
+        for (std::int64_t i = 0; i < rows; ++i) widen(all, row[i].seen);
+        if (!all.empty())
+            for (std::int64_t segment = all.from / kSegment; segment * kSegment < all.to; ++segment)
+                search_segment(s, rows, all, segment, few);
+        finish(s, rows);
+    }
+
+    void search_segment(const Sequence& s, std::int64_t rows, const Range& all, std::int64_t segment, bool few) {
+        const std::int64_t stop = std::min(all.to, (segment + 1) * kSegment);
+        const std::int64_t start = std::max(all.from / kChunk * kChunk, segment * kSegment);
+        for (std::int64_t from = start; from < stop; from += kChunk) {
+            const Range part{from, std::min(from + kChunk, stop)};
+            if (few) pack_keys(s, {std::max(all.from, part.from) / kColumns<T> * kColumns<T>, part.to});
+            score_chunk(rows, part);
+        }
+        for (std::int64_t i = 0; i < rows; ++i)
+            if (row[i].spans_segments()) end_segment(row[i]);
+    }
+    // Rows in strips as the product has them, each against the keys that it sees.
+    void score_chunk(std::int64_t rows, const Range& part) {
+        const std::int64_t wide = padded(p.dim, kColumns<T>);
+        T* x = chunk.reserve(kBlock * kStride);
+        for (std::int64_t first = 0; first < rows; first += kRows) {
+            const std::int64_t n = std::min<std::int64_t>(kRows, rows - first);
+            Range seen{part.to, part.from};
+            for (std::int64_t i = first; i < first + n; ++i)
+                widen(seen, {std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)});
+            if (seen.empty()) continue;
+            const std::int64_t from = seen.from / kColumns<T> * kColumns<T>;
+            panels.scores(n, queries.get() + first * wide, wide, from - packed.from, seen.to - packed.from,
+                          x + first * kStride + (from - part.from), kStride);
+            for (std::int64_t i = first; i < first + n; ++i) {
+                const Range mine{std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)};
+                if (!mine.empty()) collect(row[i], x + i * kStride + (mine.from - part.from), mine);
             }
         }
-        finish(row, b, h, first, rows);
     }
 
-    void prepare(Row& row, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t i) {
-        row.family = Family<T>(static_cast<const double*>(p.eps.data)[p.eps.at(b, h, query)]);
-        row.found.score = candidate_score.reserve(kBlock * room) + i * room;
-        row.found.key = candidate_key.reserve(kBlock * room) + i * room;
-        row.found.mass = p.mass.data ? candidate_mass.reserve(kBlock * room) + i * room : nullptr;
-    }
-
-    void collect(Row& row, T* s, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t from,
-                 std::int64_t end) {
+    void collect(Row& r, T* x, const Range& part) {
         constexpr int W = Lanes<T>::W;
-        if (!scores.plain()) scores.finish(s, b, h, query, from, end);
-        const std::int64_t n = end - from;
-        for (std::int64_t j = n; j < padded(n, W); ++j) s[j] = -std::numeric_limits<T>::infinity();
-        Candidates<T>& c = row.found;
-        if (c.count == 0 && !c.mass) row.cut = first_cut(row.family, s, n);
+        if (scores.h != r.h) scores.enter(*scores.s, r.h);
+        if (!scores.plain()) scores.finish(x, r.query, part.from, part.to);
+        const std::int64_t n = part.size();
+        for (std::int64_t j = n; j < padded(n, W); ++j) x[j] = -std::numeric_limits<T>::infinity();
+        Candidates<T>& c = r.found;
+        if (!r.cut_known && !c.mass) r.cut = first_cut(r.family, x, n);
         const std::int64_t before = c.count;
-        c.count += collect_above(s, n, row.cut, std::int32_t(from), c.score + before, c.key + before);
+        c.count += collect_above(x, n, r.cut, std::int32_t(part.from), c.score + before, c.key + before);
+        r.cut_known = c.count > 0;
         if (c.mass)
-            for (std::int64_t i = before; i < c.count; ++i) c.mass[i] = scores.mass(b, h, query, c.key[i]);
-        if (c.count > (row.family.cheap() ? 3 : 2) * c.tightened + 64) row.cut = tighten(row.family, c, row.at, false);
+            for (std::int64_t i = before; i < c.count; ++i) c.mass[i] = scores.mass(r.query, c.key[i]);
+        if (c.count > (r.family.cheap() ? 3 : 2) * c.tightened + 64) r.cut = tighten(r.family, c, r.at, false);
     }
 
-    void finish(Row* row, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t rows) {
-        const std::int64_t blocks = (p.queries + kBlock - 1) / kBlock;
-        const std::int64_t pool = ((b * p.heads + h) * blocks + first / kBlock) * p.capacity;
-        std::int64_t saved = 0;
-        for (std::int64_t i = 0; i < rows; ++i) {
-            const std::int64_t number = (b * p.heads + h) * p.queries + first + i;
-            support(row[i]);
-            Candidates<T>& c = row[i].found;
-            p.offset[2 * number] = double(row[i].at.centre);
-            p.offset[2 * number + 1] = c.count ? row[i].at.rest : HUGE_VAL;
-            p.count[number] = std::int32_t(c.count);
-            if (p.capacity && saved + c.count <= p.capacity) {
-                std::memcpy(p.saved_key + pool + saved, c.key, c.count * sizeof(std::int32_t));
-                std::memcpy(static_cast<T*>(p.saved_distance) + pool + saved, c.score, c.count * sizeof(T));
-            }
-            saved += c.count;
-            weigh_row(row[i], b, h, first + i);
-        }
+    // What this segment leaves; the next one starts afresh.
+    void end_segment(Row& r) {
+        Candidates<T>& c = r.found;
+        if (c.count == 0) return;
+        tighten(r.family, c, r.at, false);
+        if (r.at.known && (!r.best.known || r.at.value() > r.best.value())) r.best = r.at;
+        r.kept += c.count;
+        c = {c.score + c.count, c.key + c.count, c.mass ? c.mass + c.count : nullptr};
+        r.at = Offset<T>();
+        r.cut = -std::numeric_limits<T>::infinity();
+        r.cut_known = false;
+    }
+    static void join_segments(Row& r) {
+        if (!r.kept) return;
+        Candidates<T>& c = r.found;
+        c = {c.score - r.kept, c.key - r.kept, c.mass ? c.mass - r.kept : nullptr, r.kept + c.count};
+        r.at = r.best;
+    }
+
+    void finish(const Sequence& s, std::int64_t rows) {
         const std::int64_t wide = padded(p.value_dim, kColumns<T>);
         T* out = sum_of_values.reserve(kBlock * wide);
         std::memset(out, 0, rows * wide * sizeof(T));
-        const std::int64_t seen = scores.limit(first + rows - 1);
-        if (3 * saved > rows * seen && tiles_are_safe())
-            expect_by_tiles(row, rows, wide, out);
-        else
-            for (std::int64_t i = 0; i < rows; ++i)
-                gather(row[i].found.count, row[i].found.score, row[i].found.key, values, wide, out + i * wide);
+        std::int64_t saved = 0;
+        for (std::int64_t i = 0; i < rows; ++i) {
+            Row& r = row[i];
+            if (i > 0 && r.h != row[i - 1].h) saved = 0;  // another head, another pool
+            support(r);
+            save(s, r, saved);
+            weigh_row(s, r);
+            r.dense = 3 * r.found.count > r.seen.size() && tiles_are_safe(s);
+            if (!r.dense) expect_by_rows(s, r, wide, out + i * wide);
+        }
+        expect_by_tiles(rows, wide, out);
         for (std::int64_t i = 0; i < rows; ++i) {
             T* to = out + i * wide;
             if (unanswered(row[i]))
                 for (std::int64_t j = 0; j < wide; ++j) to[j] = std::numeric_limits<T>::quiet_NaN();
-            const std::int64_t number = (b * p.heads + h) * p.queries + first + i;
-            write_row<T>(p.output, p.query.dtype, number * p.value_dim, p.value_dim, to);
+            write_row<T>(p.output, p.output.at(s.batch, row[i].h, s.first_query + row[i].query), p.output.stride[3],
+                         p.value_dim, to);
         }
     }
 
+    void save(const Sequence& s, const Row& r, std::int64_t& saved) {
+        const Candidates<T>& c = r.found;
+        const std::int64_t number = s.row(r.h, r.query), pool = s.block(r.h, r.query / kBlock) * p.capacity;
+        p.offset[2 * number] = double(r.at.centre);
+        p.offset[2 * number + 1] = c.count ? r.at.rest : HUGE_VAL;
+        p.count[number] = std::int32_t(c.count);
+        if (p.capacity && saved + c.count <= p.capacity) {
+            std::memcpy(p.saved_key + pool + saved, c.key, c.count * sizeof(std::int32_t));
+            std::memcpy(static_cast<T*>(p.saved_distance) + pool + saved, c.score, c.count * sizeof(T));
+        }
+        saved += c.count;
+    }
+
     // A tile multiplies hidden values by 0, which only finite ones survive.
-    bool tiles_are_safe() {
+    bool tiles_are_safe(const Sequence& s) {
+        if (values_later) take_values(s);
         if (finite_values == Answer::unasked)
-            finite_values = values.finite(values_taken, p.value_dim) ? Answer::yes : Answer::no;
+            finite_values = values.finite(taken.size(), p.value_dim) ? Answer::yes : Answer::no;
         return finite_values == Answer::yes;
     }
 
-    static bool unanswered(const Row& row) { return row.found.count && !(row.at.rest == row.at.rest); }
+    static bool unanswered(const Row& r) { return r.found.count && !(r.at.rest == r.at.rest); }
 
     // Solve, then keep the keys that carry weight; their scores become distances from the offset.
-    void support(Row& row) {
+    void support(Row& r) {
         constexpr int W = Lanes<T>::W;
-        Candidates<T>& c = row.found;
-        tighten(row.family, c, row.at, true);
-        if (c.count == 0 || !(row.at.rest == row.at.rest)) return;
-        const T centre = row.at.centre, high = row.at.high(), low = row.at.low();
+        join_segments(r);
+        Candidates<T>& c = r.found;
+        tighten(r.family, c, r.at, true);
+        if (c.count == 0 || !(r.at.rest == r.at.rest)) return;
+        const T centre = r.at.centre, high = r.at.high(), low = r.at.low();
         for (std::int64_t i = 0; i < c.count; i += W)
             store<T>(c.score + i, ((load<T>(c.score + i) - centre) - high) - low);
-        const double reach = row.family.kind == Kind::softmax ? HUGE_VAL : row.family.reach();
+        const double reach = r.family.kind == Kind::softmax ? HUGE_VAL : r.family.reach();
         c.count = keep_above(c, T(-reach));
         c.pad();
     }
 
     // Distances become weights, as the values see them.
-    void weigh_row(Row& row, std::int64_t b, std::int64_t h, std::int64_t query) {
-        Candidates<T>& c = row.found;
-        if (unanswered(row)) {
+    void weigh_row(const Sequence& s, Row& r) {
+        Candidates<T>& c = r.found;
+        if (unanswered(r)) {
             std::memset(c.score, 0, c.count * sizeof(T));
             return;
         }
-        weights(row.family, c, c.score);
-        const Dropout dropout(p, b, h, query);
+        weights(r.family, c, c.score);
+        const Dropout dropout(s, r.h, r.query);
         if (dropout.active())
             for (std::int64_t i = 0; i < c.count; ++i) c.score[i] *= dropout.operator()<T>(c.key[i]);
     }
 
+    // The sink, always first, has no value.
+    static std::int64_t first_real(const Candidates<T>& c) { return c.count > 0 && c.key[0] < 0; }
+
+    void expect_by_rows(const Sequence& s, const Row& r, std::int64_t wide, T* out) {
+        const Candidates<T>& c = r.found;
+        const std::int64_t start = first_real(c), n = c.count - start;
+        if (!values_later) return gather(n, c.score + start, c.key + start, values, wide, out);
+        std::int32_t place[kShort];
+        T* copies = few_values.reserve(kShort * wide);
+        Rows<T> copied;
+        copied.data = copies;
+        copied.ld = wide;
+        for (std::int64_t from = start; from < c.count; from += kShort) {
+            const std::int64_t count = std::min(kShort, c.count - from);
+            for (std::int64_t i = 0; i < count; ++i) {
+                const std::int64_t token = s.first_key + c.key[from + i];
+                place[i] = std::int32_t(i);
+                read_row<T>(p.value, p.value.at(s.batch, kv_head, token), p.value.stride[3], p.value_dim, copies + i * wide);
+                for (std::int64_t j = p.value_dim; j < wide; ++j) copies[i * wide + j] = 0;
+            }
+            gather(count, c.score + from, place, copied, wide, out);
+        }
+    }
+
     // Large supports: a dense product over chunks of keys reads the values once for several rows.
-    void expect_by_tiles(const Row* row, std::int64_t rows, std::int64_t wide, T* out) {
-        T* w = chunk.reserve(kBlock * kChunk);
-        std::int64_t next[kBlock] = {};
-        for (std::int64_t from = 0; from < p.keys; from += kShortChunk) {
-            std::memset(w, 0, rows * kShortChunk * sizeof(T));
+    void expect_by_tiles(std::int64_t rows, std::int64_t wide, T* out) {
+        std::int64_t chosen[kBlock], next[kBlock], n = 0;
+        for (std::int64_t i = 0; i < rows; ++i)
+            if (row[i].dense) {
+                next[n] = first_real(row[i].found);
+                chosen[n++] = i;
+            }
+        if (n == 0) return;
+        T* w = chunk.reserve(kBlock * kStride);
+        T* sums = dense_sums.reserve(kBlock * wide);
+        std::memset(sums, 0, n * wide * sizeof(T));
+        for (std::int64_t from = taken.from; from < taken.to; from += kShortChunk) {
+            std::memset(w, 0, n * kShortChunk * sizeof(T));
             std::int64_t last = from;
-            for (std::int64_t i = 0; i < rows; ++i) {
-                const Candidates<T>& c = row[i].found;
-                for (; next[i] < c.count && c.key[next[i]] < from + kShortChunk; ++next[i])
+            for (std::int64_t i = 0; i < n; ++i) {
+                const Candidates<T>& c = row[chosen[i]].found;
+                for (; next[i] < c.count && c.key[next[i]] < from + kShortChunk; ++next[i]) {
                     w[i * kShortChunk + c.key[next[i]] - from] = c.score[next[i]];
-                if (next[i] > 0 && c.key[next[i] - 1] >= last) last = c.key[next[i] - 1] + 1;
+                    last = std::max<std::int64_t>(last, c.key[next[i]] + 1);
+                }
             }
             if (last > from)
-                product<T>(rows, wide, last - from, w, kShortChunk, 1, values.row(from), values.ld, out, wide, true);
+                product<T>(n, wide, last - from, w, kShortChunk, 1, values.row(from), values.ld, sums, wide, true);
         }
+        for (std::int64_t i = 0; i < n; ++i) std::memcpy(out + chosen[i] * wide, sums + i * wide, wide * sizeof(T));
     }
 };

@@ -21,14 +21,14 @@ constexpr std::int64_t kShortChunk = 128;  // the same in tiles
 
 template <class T, int V>
 inline void gather_columns(std::int64_t n, const T* w, const std::int32_t* key, const T* rows,
-                           std::int64_t ld, T* out) {
+                           std::int64_t ld, std::int64_t origin, T* out) {
     constexpr int W = Lanes<T>::W;
     for (std::int64_t start = 0; start < n; start += kShort) {
         Vec<T> total[V];
         for (int j = 0; j < V; ++j) total[j] = Vec<T>{};
         const std::int64_t stop = start + kShort < n ? start + kShort : n;
         for (std::int64_t i = start; i < stop; ++i) {
-            const T* row = rows + key[i] * ld;
+            const T* row = rows + (key[i] - origin) * ld;
             const T x = w[i];
             for (int j = 0; j < V; ++j) total[j] += x * load<T>(row + j * W);
         }
@@ -81,7 +81,7 @@ inline void gather(std::int64_t n, const T* w, const std::int32_t* key, const Ro
                    std::int64_t wide, T* out) {
     constexpr int W = Lanes<T>::W;
     std::int64_t j = 0;
-    for (; j + 8 * W <= wide; j += 8 * W) gather_columns<T, 8>(n, w, key, rows.data + j, rows.ld, out + j);
-    for (; j + 4 * W <= wide; j += 4 * W) gather_columns<T, 4>(n, w, key, rows.data + j, rows.ld, out + j);
-    for (; j < wide; j += 2 * W) gather_columns<T, 2>(n, w, key, rows.data + j, rows.ld, out + j);
+    for (; j + 8 * W <= wide; j += 8 * W) gather_columns<T, 8>(n, w, key, rows.data + j, rows.ld, rows.origin, out + j);
+    for (; j + 4 * W <= wide; j += 4 * W) gather_columns<T, 4>(n, w, key, rows.data + j, rows.ld, rows.origin, out + j);
+    for (; j < wide; j += 2 * W) gather_columns<T, 2>(n, w, key, rows.data + j, rows.ld, rows.origin, out + j);
 }

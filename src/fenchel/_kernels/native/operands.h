@@ -61,22 +61,23 @@ inline void read_row(const View& v, std::int64_t start, std::int64_t step, std::
     for (std::int64_t j = 0; j < n; ++j) to[j] = read<T>(v, start + j * step);
 }
 
+// to[start + j * step] = from[j]
 template <class T>
-inline void write_row(void* data, std::int64_t dtype, std::int64_t start, std::int64_t n, const T* from) {
-    switch (dtype) {
+inline void write_row(const View& v, std::int64_t start, std::int64_t step, std::int64_t n, const T* from) {
+    switch (v.dtype) {
         case kFloat32:
-            for (std::int64_t j = 0; j < n; ++j) static_cast<float*>(data)[start + j] = float(from[j]);
+            for (std::int64_t j = 0; j < n; ++j) static_cast<float*>(v.data)[start + j * step] = float(from[j]);
             return;
         case kFloat64:
-            for (std::int64_t j = 0; j < n; ++j) static_cast<double*>(data)[start + j] = double(from[j]);
+            for (std::int64_t j = 0; j < n; ++j) static_cast<double*>(v.data)[start + j * step] = double(from[j]);
             return;
         case kBFloat16:
             for (std::int64_t j = 0; j < n; ++j)
-                static_cast<std::uint16_t*>(data)[start + j] = to_bfloat(float(from[j]));
+                static_cast<std::uint16_t*>(v.data)[start + j * step] = to_bfloat(float(from[j]));
             return;
         default:
             for (std::int64_t j = 0; j < n; ++j)
-                static_cast<std::uint16_t*>(data)[start + j] = to_half(float(from[j]));
+                static_cast<std::uint16_t*>(v.data)[start + j * step] = to_half(float(from[j]));
     }
 }
 
@@ -88,12 +89,18 @@ struct Rows {
     Buffer<T> own;
     const T* data = nullptr;
     std::int64_t ld = 0;
+    std::int64_t origin = 0;  // number of the first row; `row` and the keys of supports count from zero
+
+    // Rows that can be read where they are.
+    static bool direct(const View& v, std::int64_t columns) {
+        return v.dtype == (sizeof(T) == 4 ? kFloat32 : kFloat64) && v.stride[3] == 1 && padded(columns, kColumns<T>) == columns;
+    }
 
     void take(const View& v, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t n,
               std::int64_t columns, T factor) {
         const std::int64_t wide = padded(columns, kColumns<T>);
-        const auto same = sizeof(T) == 4 ? kFloat32 : kFloat64;
-        if (v.dtype == same && v.stride[3] == 1 && wide == columns && factor == T(1)) {
+        origin = 0;
+        if (direct(v, columns) && factor == T(1)) {
             data = static_cast<const T*>(v.data) + v.at(b, h, first);
             ld = v.stride[2];
             return;
@@ -107,12 +114,12 @@ struct Rows {
         data = own.get();
         ld = wide;
     }
-    const T* row(std::int64_t i) const { return data + i * ld; }
+    const T* row(std::int64_t i) const { return data + (i - origin) * ld; }
 
     bool finite(std::int64_t n, std::int64_t columns) const {
         Vec<T> zero{};  // x * 0 is NaN for what is not finite; rows are whole vectors
         for (std::int64_t i = 0; i < n; ++i)
-            for (std::int64_t j = 0; j < columns; j += Lanes<T>::W) zero += load<T>(row(i) + j) * T(0);
+            for (std::int64_t j = 0; j < columns; j += Lanes<T>::W) zero += load<T>(data + i * ld + j) * T(0);
         return sum<T>(zero) == 0;
     }
     // Numbers that are not finite become 0: for products with weights that are 0 there.
@@ -120,7 +127,10 @@ struct Rows {
         const std::int64_t wide = padded(columns, kColumns<T>);
         T* to = own.reserve(n * wide);  // in place, or from a tensor without padding
         for (std::int64_t i = 0; i < n; ++i)
-            for (std::int64_t j = 0; j < columns; ++j) to[i * wide + j] = std::isfinite(row(i)[j]) ? row(i)[j] : T(0);
+            for (std::int64_t j = 0; j < columns; ++j) {
+                const T x = data[i * ld + j];
+                to[i * wide + j] = std::isfinite(x) ? x : T(0);
+            }
         data = to;
         ld = wide;
     }
@@ -138,12 +148,14 @@ struct Dropout {
     double factor = 1;
     std::uint32_t row = 0;
 
-    Dropout(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t query) {
+    Dropout(const Sequence& s, std::int64_t h, std::int64_t query) {
+        const AttentionProblem& p = s.p;
         if (p.dropout <= 0) return;
         limit = std::uint64_t(std::nearbyint(p.dropout * 4294967296.0));
         factor = p.dropout < 1 ? 1 / (1 - p.dropout) : 0;
-        const std::uint64_t number = std::uint64_t((b * p.heads + h) * p.queries_in_all + p.first + query);
-        row = mix(std::uint32_t(number * 0x9E3779B1u + std::uint64_t(p.seed)));
+        const std::int64_t number =
+            s.packed() ? s.row(h, query) : (s.number * p.heads + h) * p.queries_in_all + p.first + query;
+        row = mix(std::uint32_t(std::uint64_t(number) * 0x9E3779B1u + std::uint64_t(p.seed)));
     }
     bool active() const { return limit > 0; }
     template <class T>

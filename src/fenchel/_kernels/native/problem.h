@@ -18,38 +18,54 @@ struct View {
     }
 };
 
+// Packed sequences: `batch` counts them, `queries` and `keys` are of the longest, and query_start and key_start say how
+// many tokens come before each; views then have one batch, with the tokens of all sequences as rows. What is
+// absent has null data.
 struct AttentionProblem {
     std::int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
+    const std::int64_t *query_start, *key_start;  // (batch + 1) or null
     View query, key, value;
-    View mask;  // bytes, one = attend; data null where absent, as below
+    View mask;  // bytes, one = attend
     View bias;  // added to the scores
     View mass;  // base measure, or its logarithm
     View eps;   // float64, alpha - 1 of each row; column stride unused
     std::int64_t mass_is_log;
-    double scale, bias_scale;
-    std::int64_t causal, first;  // position of the first query: query i sees keys 0 .. first + i
+
+    // Which keys a query sees: query + lowest .. query + highest, and start .. stop - 1 of its own.
+    std::int64_t lowest, highest;
+    View start, stop;  // int64, (batch, head, query)
+    // Bias and mass by relative position, at key - query + queries - 1 (batch, head, 1, position), and by key
+    // (batch, head, 1, key); in the precision of the computation, the last axis contiguous.
+    View relative, relative_mass, of_key, of_key_mass;
+    // A null key with value zero: its score and its mass, float64 (batch, head).
+    View sink, sink_mass;
+
+    double scale, bias_scale, softcap;  // scores become softcap * tanh(score / softcap); 0: as they are
     double dropout;
-    std::int64_t seed, queries_in_all;  // of the dropout's hash
+    std::int64_t seed, first, queries_in_all;  // of the dropout's hash
     std::int64_t threads;
 
-    // Results, contiguous. `saved` is absent where no derivative will be asked for.
-    void* output;        // (batch, head, query, value_dim), dtype of the query
-    double* offset;      // (batch, head, query, 2): centre and rest
-    std::int32_t* count; // (batch, head, query): keys in the support
+    // Results. `saved` is absent where no derivative will be asked for.
+    View output;         // (batch, head, query, value_dim), dtype of the query
+    double* offset;      // (row, 2): centre and rest
+    std::int32_t* count; // (row): keys in the support, the sink as key -1 among them
     std::int64_t capacity;     // entries a block of rows may save
-    std::int32_t* saved_key;   // (batch, head, block, capacity)
+    std::int32_t* saved_key;   // (block, capacity)
     void* saved_distance;      // likewise, in the precision of the computation
 };
 
+// All in the precision of the computation, contiguous; null where nobody asks.
 struct AttentionGradient {
     View output;     // the incoming gradient, (batch, head, query, value_dim)
-    std::int64_t parts;  // partial sums over blocks of queries, fixed by the shape
-    void* query;     // (batch, head, query, dim), in the precision of the computation, as all below
-    void* key;       // (parts, batch, kv_head, key, dim)
-    void* value;     // (parts, batch, kv_head, key, value_dim)
-    double* eps;     // (batch, head, query) or null
-    void* scores;    // (batch, head, query, key), zeros on entry, or null
-    void* log_mass;  // likewise
+    std::int64_t parts;  // partial sums over blocks of queries, fixed by the shape of a sequence
+    void* query;     // (row, dim)
+    void* key;       // (parts, key row, dim), zeros on entry, as all below
+    void* value;     // (parts, key row, value_dim)
+    double* eps;     // (row)
+    double *sink, *sink_log_mass;               // (row)
+    void *scores, *log_mass;                    // (batch, head, query, key)
+    void *relative, *relative_log_mass;         // (parts, batch, head, positions), packed: (parts, head, all positions)
+    void *of_key, *of_key_log_mass;             // (parts, batch, head, key), packed: (parts, head, all keys)
 };
 
 enum RowFamily : std::int64_t { kTsallis = 0, kNorm = 1, kBudget = 2, kFused = 3 };
@@ -107,6 +123,10 @@ struct AverageProblem {
 };
 
 constexpr std::int64_t kBlock = 48;  // rows of queries handled together
+constexpr std::int64_t kFew = 16;    // queries of a call that count as few: its heads share a block
 constexpr std::int64_t kChunk = 512; // keys scored at once
+// Keys searched by themselves before the rest is seen. Chunks and segments start at multiples of their size, so that
+// the search of a row, and with it every bit, depends on its own scores alone.
+constexpr std::int64_t kSegment = 4096;
 
 }  // namespace fenchel

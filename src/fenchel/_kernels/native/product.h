@@ -78,6 +78,27 @@ inline void product(std::int64_t rows, std::int64_t columns, std::int64_t depth,
         strip<T>(rows, depth, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
 }
 
+#if defined(__AVX2__)
+// to[k * step + j] = rows[j * ld + k] for eight by eight numbers.
+inline void transpose(const float* rows, std::int64_t ld, float* to, std::int64_t step) {
+    __m256 r[8], t[8];
+    for (int j = 0; j < 8; ++j) r[j] = _mm256_loadu_ps(rows + j * ld);
+    for (int j = 0; j < 8; j += 2) {
+        t[j] = _mm256_unpacklo_ps(r[j], r[j + 1]);
+        t[j + 1] = _mm256_unpackhi_ps(r[j], r[j + 1]);
+    }
+    for (int j = 0; j < 8; j += 4)
+        for (int k = 0; k < 2; ++k) {
+            r[j + 2 * k] = _mm256_shuffle_ps(t[j + k], t[j + k + 2], 0x44);
+            r[j + 2 * k + 1] = _mm256_shuffle_ps(t[j + k], t[j + k + 2], 0xEE);
+        }
+    for (int k = 0; k < 4; ++k) {
+        _mm256_storeu_ps(to + k * step, _mm256_permute2f128_ps(r[k], r[k + 4], 0x20));
+        _mm256_storeu_ps(to + (k + 4) * step, _mm256_permute2f128_ps(r[k], r[k + 4], 0x31));
+    }
+}
+#endif
+
 // Keys in panels [panel][component][kColumns], so that scores read them in order.
 template <class T>
 struct Panels {
@@ -90,15 +111,25 @@ struct Panels {
         const std::int64_t panels = (keys + P - 1) / P;
         data.reserve(panels * P * d);
         for (std::int64_t p = 0; p < panels; ++p) {
-            T* to = data.get() + p * P * d;
             const std::int64_t live = keys - p * P < P ? keys - p * P : P;
-            for (std::int64_t k = 0; k < d; ++k) {
-                for (std::int64_t j = 0; j < live; ++j) to[k * P + j] = rows[(p * P + j) * ld + k];
-                for (std::int64_t j = live; j < P; ++j) to[k * P + j] = 0;
-            }
+            pack_panel(rows + p * P * ld, ld, live, data.get() + p * P * d);
         }
     }
-    // c[rows][from .. to) = a . keys, with `from` at the start of a panel
+    void pack_panel(const T* rows, std::int64_t ld, std::int64_t live, T* to) const {
+        constexpr std::int64_t P = kColumns<T>;
+        std::int64_t done = 0;  // components of whole panels that are packed
+#if defined(__AVX2__)
+        if constexpr (sizeof(T) == 4)
+            if (live == P)
+                for (; done + 8 <= dim; done += 8)
+                    for (std::int64_t j = 0; j < P; j += 8) transpose(rows + j * ld + done, ld, to + done * P + j, P);
+#endif
+        for (std::int64_t k = done; k < dim; ++k) {
+            for (std::int64_t j = 0; j < live; ++j) to[k * P + j] = rows[j * ld + k];
+            for (std::int64_t j = live; j < P; ++j) to[k * P + j] = 0;
+        }
+    }
+    // c[rows][0 .. to - from) = a . keys, with `from` at the start of a panel
     void scores(std::int64_t rows, const T* a, std::int64_t lda, std::int64_t from, std::int64_t to,
                 T* c, std::int64_t ldc) const {
         constexpr std::int64_t P = kColumns<T>;

@@ -1,69 +1,151 @@
-// Scores of a block of queries, chunk by chunk, with bias, mask and causality applied.
+// What the scores of a head hold beside the product: softcap, bias, mask, masses, and which keys a query sees.
 
 template <class T>
 struct Scores {
     const AttentionProblem& p;
-    Panels<T> panels;
-    Buffer<T> bias;
+    const Sequence* s = nullptr;
+    std::int64_t h = 0;
+    const T *relative = nullptr, *relative_mass = nullptr;  // at key - query
+    const T *of_key = nullptr, *of_key_mass = nullptr;      // at the key
+    Buffer<T> extra;
 
     explicit Scores(const AttentionProblem& problem) : p(problem) {}
 
-    bool plain() const { return !p.mask.data && !p.bias.data && !p.mass.data; }
+    // Structure alone: what `finish` and `mass` are about.
+    bool has_mass() const { return p.mass.data || p.relative_mass.data || p.of_key_mass.data || p.sink_mass.data; }
+    bool hides() const { return p.mass.data || p.relative_mass.data || p.of_key_mass.data; }
+    bool plain() const { return !p.mask.data && !p.bias.data && !p.relative.data && !p.of_key.data && !hides() && !(p.softcap > 0); }
 
-    // Keys that a query may see: 0 .. limit - 1.
-    std::int64_t limit(std::int64_t query) const {
-        if (!p.causal) return p.keys;
-        const std::int64_t seen = query + p.first + 1;
-        return seen < 0 ? 0 : seen < p.keys ? seen : p.keys;
+    void enter(const Sequence& sequence, std::int64_t head) {
+        s = &sequence;
+        h = head;
+        const std::int64_t zero = p.queries - 1, key = sequence.first_key;
+        relative = table(p.relative, zero);
+        relative_mass = table(p.relative_mass, zero);
+        of_key = table(p.of_key, key);
+        of_key_mass = table(p.of_key_mass, key);
+    }
+    const T* table(const View& v, std::int64_t start) const {
+        return v.data ? static_cast<const T*>(v.data) + v.at(s->batch, h, 0) + start : nullptr;
     }
 
+    // Relative positions of this head that hold mass, or a bias above -inf: nobody visits the others.
+    Range near() const {
+        Range r{1 - s->queries, s->keys};
+        if (r.to <= r.from) return r;
+        const T hidden = -std::numeric_limits<T>::infinity();
+        const auto off = [&](std::int64_t d) {
+            return (relative && relative[d] == hidden) || (relative_mass && relative_mass[d] == 0);
+        };
+        while (!r.empty() && off(r.from)) ++r.from;
+        while (!r.empty() && off(r.to - 1)) --r.to;
+        return r;
+    }
+    Range visible(std::int64_t query, const Range& near) const {
+        Range r{query + std::max(p.lowest, near.from), query + std::min(p.highest, near.to - 1) + 1};
+        const std::int64_t row = s->first_query + query;
+        if (p.start.data) r.from = std::max(r.from, static_cast<const std::int64_t*>(p.start.data)[p.start.at(s->batch, h, row)]);
+        if (p.stop.data) r.to = std::min(r.to, static_cast<const std::int64_t*>(p.stop.data)[p.stop.at(s->batch, h, row)]);
+        r.from = std::min(std::max<std::int64_t>(r.from, 0), s->keys);
+        r.to = std::min(r.to, s->keys);
+        return r.empty() ? Range{r.from, r.from} : trimmed(r);
+    }
     // A mask that is the same for all queries may end early (padding): no query sees keys beyond.
-    std::int64_t visible(std::int64_t b, std::int64_t h, std::int64_t stop) const {
-        std::int64_t last = limit(stop - 1);
-        if (!p.mask.data || p.mask.stride[2] != 0) return last;
-        const auto* mask = static_cast<const std::uint8_t*>(p.mask.data) + p.mask.at(b, h, 0);
-        while (last > 0 && !mask[(last - 1) * p.mask.stride[3]]) --last;
-        return last;
+    Range trimmed(Range r) const {
+        if (!p.mask.data || p.mask.stride[2] != 0) return r;
+        const auto* mask = static_cast<const std::uint8_t*>(p.mask.data) + p.mask.at(s->batch, h, 0);
+        while (!r.empty() && !mask[(r.to - 1) * p.mask.stride[3]]) --r.to;
+        return r;
     }
 
-    // One row of a chunk: what is not the product. Hidden keys become -inf.
-    void finish(T* s, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t from,
-                std::int64_t to) {
+    // Keys from .. to - 1 of one row: products become scores, and hidden keys -inf. Writes whole vectors.
+    void finish(T* x, std::int64_t query, std::int64_t from, std::int64_t to) {
+        constexpr int W = Lanes<T>::W;
         const T hidden = -std::numeric_limits<T>::infinity();
         const std::int64_t n = to - from;
+        if (p.softcap > 0) cap(x, n);
+        if (relative) add(x, relative + (from - query), n);
+        if (of_key) add(x, of_key + from, n);
         if (p.bias.data) {
-            T* extra = bias.reserve(kChunk);
-            read_row<T>(p.bias, p.bias.at(b, h, query) + from * p.bias.stride[3], p.bias.stride[3], n, extra);
+            T* bias = extra.reserve(kChunk);
+            read_row<T>(p.bias, p.bias.at(s->batch, h, query) + from * p.bias.stride[3], p.bias.stride[3], n, bias);
             const T factor = T(p.bias_scale);
             const T least = std::numeric_limits<T>::lowest();
             for (std::int64_t j = 0; j < n; ++j) {
-                const T sum = s[j] + factor * extra[j];
-                s[j] = sum < least && extra[j] >= least ? least : sum;  // only -inf hides a key
+                const T sum = x[j] + factor * bias[j];
+                x[j] = sum < least && bias[j] >= least ? least : sum;  // only -inf hides a key
             }
         }
         if (p.mask.data) {
             const std::int64_t step = p.mask.stride[3];
-            const auto* mask = static_cast<const std::uint8_t*>(p.mask.data) + p.mask.at(b, h, query) + from * step;
+            const auto* mask = static_cast<const std::uint8_t*>(p.mask.data) + p.mask.at(s->batch, h, query) + from * step;
             if (step == 1)
-                for (std::int64_t j = 0; j < n; ++j) s[j] = mask[j] ? s[j] : hidden;
+                for (std::int64_t j = 0; j < n; ++j) x[j] = mask[j] ? x[j] : hidden;
             else
-                for (std::int64_t j = 0; j < n; ++j) s[j] = mask[j * step] ? s[j] : hidden;
+                for (std::int64_t j = 0; j < n; ++j) x[j] = mask[j * step] ? x[j] : hidden;
         }
-        if (p.mass.data) {
-            T* mass = bias.reserve(kChunk);
-            masses(b, h, query, from, to, mass);
-            for (std::int64_t j = 0; j < n; ++j) s[j] = mass[j] == 0 ? hidden : s[j];
+        if (hides()) {
+            T* m = extra.reserve(kChunk);
+            masses(query, from, to, m);
+            for (std::int64_t j = 0; j < n; j += W)
+                store<T>(x + j, pick<T>(load<T>(m + j) == Vec<T>{}, fill<T>(hidden), load<T>(x + j)));
         }
     }
 
-    T mass(std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t key) const {
-        const T m = read<T>(p.mass, p.mass.at(b, h, query) + key * p.mass.stride[3]);
-        return p.mass_is_log ? T(std::exp(m)) : m;
+    // Finite sums stay finite, so that -inf alone hides a key.
+    static void add(T* x, const T* bias, std::int64_t n) {
+        constexpr int W = Lanes<T>::W;
+        const Vec<T> least = fill<T>(std::numeric_limits<T>::lowest());
+        std::int64_t j = 0;
+        for (; j + W <= n; j += W) {
+            const Vec<T> b = load<T>(bias + j), sum = load<T>(x + j) + b;
+            const Mask<T> low = (sum < least) & (b >= least);
+            store<T>(x + j, low ? least : sum);
+        }
+        for (; j < n; ++j) {
+            const T sum = x[j] + bias[j];
+            x[j] = sum < std::numeric_limits<T>::lowest() && bias[j] >= std::numeric_limits<T>::lowest()
+                       ? std::numeric_limits<T>::lowest()
+                       : sum;
+        }
     }
-    void masses(std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t from, std::int64_t to,
-                T* out) const {
-        read_row<T>(p.mass, p.mass.at(b, h, query) + from * p.mass.stride[3], p.mass.stride[3], to - from, out);
-        if (p.mass_is_log)
-            for (std::int64_t j = 0; j < to - from; ++j) out[j] = T(std::exp(out[j]));
+
+    void cap(T* x, std::int64_t n) const {
+        const T limit = T(p.softcap), inverse = T(1 / p.softcap);
+        for (std::int64_t j = 0; j < n; j += Lanes<T>::W) store<T>(x + j, tangent<T>(load<T>(x + j) * inverse) * limit);
     }
+    // d capped / d product at a product
+    T cap_slope(T product) const {
+        const double t = std::tanh(double(product) / p.softcap);
+        return T(1 - t * t);
+    }
+
+    T mass(std::int64_t query, std::int64_t key) const {
+        if (key < 0) return p.sink_mass.data ? T(static_cast<const double*>(p.sink_mass.data)[p.sink_mass.at(s->batch, h, 0)]) : T(1);
+        T m = 1;
+        if (p.mass.data) {
+            m = read<T>(p.mass, p.mass.at(s->batch, h, query) + key * p.mass.stride[3]);
+            if (p.mass_is_log) m = T(std::exp(m));
+        }
+        if (relative_mass) m *= relative_mass[key - query];
+        if (of_key_mass) m *= of_key_mass[key];
+        return m;
+    }
+    void masses(std::int64_t query, std::int64_t from, std::int64_t to, T* out) const {
+        const std::int64_t n = to - from;
+        if (p.mass.data) {
+            read_row<T>(p.mass, p.mass.at(s->batch, h, query) + from * p.mass.stride[3], p.mass.stride[3], n, out);
+            if (p.mass_is_log)
+                for (std::int64_t j = 0; j < n; ++j) out[j] = T(std::exp(out[j]));
+        } else {
+            for (std::int64_t j = 0; j < n; ++j) out[j] = 1;
+        }
+        if (relative_mass)
+            for (std::int64_t j = 0; j < n; ++j) out[j] *= relative_mass[from + j - query];
+        if (of_key_mass)
+            for (std::int64_t j = 0; j < n; ++j) out[j] *= of_key_mass[from + j];
+    }
+
+    bool has_sink() const { return p.sink.data != nullptr; }
+    T sink() const { return T(static_cast<const double*>(p.sink.data)[p.sink.at(s->batch, h, 0)]); }
 };

@@ -31,6 +31,7 @@ namespace FENCHEL_VARIANT {
 #include "vectors.h"
 #include "product.h"
 #include "family.h"
+#include "sequence.h"
 #include "operands.h"
 #include "search.h"
 #include "scores.h"
@@ -44,21 +45,27 @@ namespace FENCHEL_VARIANT {
 #include "mixture.h"
 #include "average.h"
 
+// Parts of a head are whole blocks; packing its keys again for each part must stay cheap.
+inline std::int64_t parts_of_head(std::int64_t blocks, std::int64_t heads) {
+    return std::max<std::int64_t>(1, std::min(ceil_div(64, heads), ceil_div(blocks, 4)));
+}
+
 template <class T>
 Outcome forward(const AttentionProblem& p) {
-    // Parts of a head are whole blocks; packing its keys again for each part must stay cheap.
-    const std::int64_t blocks = (p.queries + kBlock - 1) / kBlock, heads = p.batch * p.heads;
-    if (heads == 0 || blocks == 0) return kDone;
-    const std::int64_t wanted = (64 + heads - 1) / heads, most = (blocks + 3) / 4;
-    const std::int64_t parts = wanted < most ? wanted : most;
-    return share<Forward<T>>(
-        heads * parts, p.threads, [&]() -> const AttentionProblem& { return p; },
-        [&](Forward<T>& worker, std::int64_t task) {
-            const std::int64_t head = task / parts, part = task % parts;
-            const std::int64_t start = blocks * part / parts * kBlock;
-            const std::int64_t stop = blocks * (part + 1) / parts * kBlock;
-            worker.run(head / p.heads, head % p.heads, start, stop < p.queries ? stop : p.queries);
+    const auto make = [&]() -> const AttentionProblem& { return p; };
+    if (p.batch * p.heads == 0 || p.queries == 0) return kDone;
+    if (p.queries <= kFew)
+        return share<Forward<T>>(p.batch * p.kv_heads, p.threads, make, [&](Forward<T>& worker, std::int64_t task) {
+            worker.run_few(Sequence(p, task / p.kv_heads), task % p.kv_heads);
         });
+    const std::int64_t parts = parts_of_head(ceil_div(p.queries, kBlock), p.batch * p.heads);
+    return share<Forward<T>>(p.batch * p.heads * parts, p.threads, make, [&](Forward<T>& worker, std::int64_t task) {
+        const std::int64_t head = task / parts, part = task % parts;
+        const Sequence s(p, head / p.heads);
+        const std::int64_t start = s.blocks() * part / parts * kBlock;
+        const std::int64_t stop = std::min(s.blocks() * (part + 1) / parts * kBlock, s.queries);
+        if (start < stop) worker.run(s, head % p.heads, start, stop);
+    });
 }
 
 template <class T>
@@ -74,7 +81,7 @@ Outcome backward(const AttentionProblem& p, const AttentionGradient& g) {
         p.batch * p.kv_heads * g.parts, p.threads, [&] { return typename Worker::Pair{&p, &g}; },
         [&](Worker& worker, std::int64_t task) {
             const std::int64_t head = task / g.parts;
-            worker.run(head / p.kv_heads, head % p.kv_heads, task % g.parts);
+            worker.run(Sequence(p, head / p.kv_heads), head % p.kv_heads, task % g.parts);
         });
 }
 

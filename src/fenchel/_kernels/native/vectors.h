@@ -242,3 +242,20 @@ inline Vec<T> logarithm_one_plus(Vec<T> z) {
     const Vec<T> w = z + T(1);
     return logarithm(w) + (z - (w - T(1))) / w;
 }
+// Hyperbolic tangent: the polynomial of Cephes near zero, the exponential elsewhere; NaN stays NaN.
+template <class T>
+inline Vec<T> tangent(Vec<T> x) {
+    if constexpr (sizeof(T) == 8) {
+        for (int i = 0; i < Lanes<T>::W; ++i) x[i] = std::tanh(x[i]);
+        return x;
+    } else {
+        const Vec<T> far = x < Vec<T>{} ? -x : x, z = x * x;
+        const Vec<T> left = exponential(far * T(-2));
+        const Vec<T> large = (T(1) - left) / (T(1) + left);
+        const Vec<T> high = (z * -5.70498872745e-3f + 2.06390887954e-2f) * z - 5.37397155531e-2f;
+        const Vec<T> small = ((high * z + 1.33314422036e-1f) * z - 3.33332819422e-1f) * (z * x) + x;
+        const Vec<T> tail = x < Vec<T>{} ? -large : large;
+        const Vec<T> value = far < fill<T>(0.625f) ? small : tail;
+        return x == x ? value : x;
+    }
+}

@@ -1,0 +1,454 @@
+"""The priors: masks over positions, biases by position and by key, and a null key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has, readable
+from fenchel.priors.contract import Prior, Structure
+
+
+def _mask(keep: Tensor) -> Tensor:
+    return torch.zeros((), device=keep.device).masked_fill(~keep, -math.inf)
+
+
+def _distance(rows: Tensor, columns: Tensor) -> Tensor:
+    """key position minus query position, (rows, columns)."""
+    return columns[None, :] - rows[:, None]
+
+
+def _positions(queries: int, keys: int, offset: int, device: torch.device) -> Tensor:
+    """key position minus query position of every diagonal, (queries + keys - 1,)."""
+    return torch.arange(1 - queries, keys, device=device) - offset
+
+
+@dataclass(frozen=True)
+class Causal(Prior):
+    """Query i sees keys 0 .. i + offset. With cached keys: `Causal(offset=keys - queries)`."""
+
+    offset: int | None = None
+
+    def __post_init__(self) -> None:
+        offset = self.offset
+        if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
+            raise TypeError(f"offset must be a whole number or None, got {offset!r}")
+
+    @property
+    def is_mask(self) -> bool:
+        return True
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return _mask(_distance(rows, columns) <= (self.offset or 0))
+
+    def structure(
+        self, queries: int, keys: int, offset: int, device: torch.device
+    ) -> Structure | None:
+        return Structure(queries, keys, highest=offset + (self.offset or 0))
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Prior):
+    """Query i sees keys at most `width` positions away, on both sides; 0: only itself.
+
+    right: as many positions ahead, where that differs: `SlidingWindow(255, right=0)` sees itself
+        and the 255 keys before it.
+    """
+
+    width: int
+    right: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(self.width, "width", 0)
+        if self.right is not None:
+            check_whole(self.right, "right", 0)
+
+    @property
+    def is_mask(self) -> bool:
+        return True
+
+    @property
+    def _ahead(self) -> int:
+        return self.width if self.right is None else self.right
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        distance = _distance(rows, columns)
+        return _mask((distance >= -self.width) & (distance <= self._ahead))
+
+    def structure(
+        self, queries: int, keys: int, offset: int, device: torch.device
+    ) -> Structure | None:
+        return Structure(queries, keys, lowest=offset - self.width, highest=offset + self._ahead)
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Prior):
+    """Several documents in one row: a query sees the keys of its own document.
+
+    >>> ids = torch.tensor([0, 0, 0, 1, 1])                  # two documents, of 3 and 2 tokens
+    >>> fl.attention(q, k, v, fl.Tsallis(1.5), base=Documents(ids) * Causal())
+
+    ids: whole numbers (..., key), one per token; leading axes are those of the scores without the
+        query: for (batch, head, query, key) pass `ids[:, None]`. Documents whose tokens stand
+        together are fast.
+    query_ids: (..., query), where the queries are other tokens than the keys. Else query i is the
+        token at its position.
+    """
+
+    ids: Tensor
+    query_ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ids", "query_ids"):
+            ids = getattr(self, name)
+            if ids is None:
+                continue
+            check_tensor(ids, name)
+            if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim == 0:
+                raise TypeError(
+                    f"{name} must be whole numbers, one per token on the last axis, got "
+                    f"{ids.dtype} of shape {tuple(ids.shape)}"
+                )
+
+    @property
+    def is_mask(self) -> bool:
+        return True
+
+    def check(self, shape: torch.Size) -> None:
+        queries = shape[-2] if self.query_ids is None else self.query_ids.shape[-1]
+        if self.ids.shape[-1] != shape[-1] or queries != shape[-2]:
+            raise ValueError(
+                f"Documents has {self.ids.shape[-1]} ids of keys"
+                + ("" if self.query_ids is None else f" and {queries} of queries")
+                + f", the scores {tuple(shape)} have {shape[-1]} keys and {shape[-2]} queries"
+            )
+        for ids in (self.ids, self.query_ids):
+            if ids is not None and ids.ndim not in (1, len(shape) - 1):  # as for KeyPadding
+                raise ValueError(
+                    f"ids of shape {tuple(ids.shape)} must be one per token, or have every "
+                    f"leading axis of the scores {tuple(shape)}; for (batch, head, query, key) "
+                    "pass ids[:, None]"
+                )
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        own = self._of_queries(rows)
+        return _mask(own.unsqueeze(-1) == self.ids[..., columns].unsqueeze(-2))
+
+    def _of_queries(self, rows: Tensor) -> Tensor:
+        if self.query_ids is not None:
+            return self.query_ids[..., rows]
+        if has(rows >= self.ids.shape[-1]):
+            raise ValueError(
+                f"query {int(rows.max())} is beyond the {self.ids.shape[-1]} tokens of Documents; "
+                "with an offset, the queries are the last of the tokens"
+            )
+        return self.ids[..., rows]
+
+    def structure(
+        self, queries: int, keys: int, offset: int, device: torch.device
+    ) -> Structure | None:
+        if not readable(self.ids, self.query_ids):
+            return None
+        start, stop, together = _extent(self.ids)
+        if not together:
+            return None
+        if self.query_ids is None:
+            rows = torch.arange(offset, offset + queries, device=device)
+            self._of_queries(rows)
+            return Structure(queries, keys, start=start[..., rows], stop=stop[..., rows])
+        asked = self.query_ids[..., offset : offset + queries]
+        ids, asked = torch.broadcast_tensors(self.ids[..., None, :], asked[..., None])
+        same = ids == asked  # (..., query, key): one byte each, of a call with other queries
+        first = same.to(torch.uint8).argmax(-1)
+        return Structure(queries, keys, start=first, stop=first + same.sum(-1))
+
+
+def _extent(ids: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """First and last + 1 token of each token's document; whether its tokens stand together."""
+    flat = ids.reshape(-1, ids.shape[-1]).to(torch.int64)
+    count = flat.shape[-1]
+    _, names = flat.unique(return_inverse=True)
+    kinds = int(names.max()) + 1 if names.numel() else 0
+    names = names + kinds * torch.arange(len(flat), device=ids.device).unsqueeze(-1)
+    place = torch.arange(count, device=ids.device).expand_as(flat)
+    size = len(flat) * kinds
+    start = names.new_full((size,), count).scatter_reduce(
+        0, names.flatten(), place.flatten(), "amin"
+    )
+    stop = names.new_zeros(size).scatter_reduce(0, names.flatten(), place.flatten() + 1, "amax")
+    members = names.flatten().bincount(minlength=size)
+    together = not has((members > 0) & (stop - start != members))
+    return start[names].reshape(ids.shape), stop[names].reshape(ids.shape), together
+
+
+@dataclass(frozen=True)
+class KeyPadding(Prior):
+    """Only the first `lengths` keys are real.
+
+    `lengths` has the leading axes of the scores, without query and key: for scores
+    (batch, head, query, key) pass `lengths[:, None]`, shape (batch, 1).
+    """
+
+    lengths: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensor(self.lengths, "lengths")
+        if self.lengths.is_floating_point() or self.lengths.dtype == torch.bool:
+            raise TypeError(
+                f"lengths must be integers, got {self.lengths.dtype}; "
+                "for a mask of real keys pass it as base= directly (True = attend)"
+            )
+
+    @property
+    def is_mask(self) -> bool:
+        return True
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        keep = columns < self.lengths[..., None, None]  # (..., 1, columns)
+        return _mask(keep.expand(*keep.shape[:-2], len(rows), -1))
+
+    def structure(
+        self, queries: int, keys: int, offset: int, device: torch.device
+    ) -> Structure | None:
+        lengths = self.lengths.to(device=device, dtype=torch.int64)
+        return Structure(
+            queries, keys, stop=lengths.unsqueeze(-1).expand(*lengths.shape, queries)
+        )
+
+    def check(self, shape: torch.Size) -> None:
+        # Broadcasting alone would take a batch of lengths for heads where both are as many.
+        if self.lengths.ndim not in (0, len(shape) - 2):
+            raise ValueError(
+                f"lengths of shape {tuple(self.lengths.shape)} must have one axis for each leading "
+                f"axis of the scores {tuple(shape)}, without query and key; for (batch, head, "
+                "query, key) pass lengths[:, None]"
+            )
+
+
+@dataclass(frozen=True)
+class ALiBi(Prior):
+    """Mass exp(-slope |distance|), one slope per head (Press, Smith and Lewis, 2022).
+
+    `slopes` defaults to their geometric sequence; pass a tensor (a `Parameter` trains).
+    Log mass has shape (head, query, key).
+    """
+
+    heads: int
+    slopes: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(self.heads, "heads", 1)
+        if self.slopes is not None:
+            check_tensor(self.slopes, "slopes")
+        if self.slopes is not None and self.slopes.shape != (self.heads,):
+            raise ValueError(
+                f"slopes must have shape ({self.heads},), one per head, "
+                f"got {tuple(self.slopes.shape)}"
+            )
+
+    def _slopes(self, device: torch.device) -> Tensor:
+        if self.slopes is not None:
+            return self.slopes
+        exact = certificate_dtype(device)
+        return torch.tensor(alibi_slopes(self.heads), dtype=exact, device=device)
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return -self._slopes(rows.device)[:, None, None] * _distance(rows, columns).abs()
+
+    def structure(
+        self, queries: int, keys: int, offset: int, device: torch.device
+    ) -> Structure | None:
+        distance = _positions(queries, keys, offset, device).abs()
+        return Structure(queries, keys, relative=-self._slopes(device)[:, None] * distance)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8 h / heads); where heads is no power of two, every other slope of twice as many."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+    between = [2.0 ** (-4.0 * (2 * h + 1) / power) for h in range(heads - power)]
+    return slopes + between
+
+
+@dataclass(frozen=True)
+class RelativeBuckets(Prior):
+    """T5's relative position bias: log mass = table[bucket(distance), head].
+
+    `table` has shape (buckets, heads) and trains if it is a `Parameter`. The first half of the
+    buckets of a side are exact distances, the rest grow logarithmically up to `max_distance`
+    (Raffel et al., 2020). Log mass has shape (head, query, key).
+    """
+
+    table: Tensor
+    max_distance: int = 128
+    bidirectional: bool = True
+
+    def __post_init__(self) -> None:
+        check_tensor(self.table, "table")
+        if self.table.ndim != 2:
+            raise ValueError(
+                f"table must have shape (buckets, heads), got {tuple(self.table.shape)}"
+            )
+        per_side = self.table.shape[0] // (2 if self.bidirectional else 1)
+        if per_side < 2 or self.max_distance <= per_side // 2:
+            raise ValueError(
+                f"{self.table.shape[0]} buckets do not fit max_distance={self.max_distance}; "
+                "need at least 2 buckets a side, and max_distance above half of them"
+            )
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.table[self.buckets(_distance(rows, columns))].movedim(-1, 0)
+
+    def structure(
+        self, queries: int, keys: int, offset: int, device: torch.device
+    ) -> Structure | None:
+        buckets = self.buckets(_positions(queries, keys, offset, device))
+        return Structure(queries, keys, relative=self.table[buckets].mT)
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Bucket of each key-minus-query distance."""
+        per_side = self.table.shape[0]
+        first = torch.zeros_like(distance)
+        if self.bidirectional:
+            per_side //= 2
+            first = torch.where(distance > 0, per_side, 0)
+            far = distance.abs()
+        else:
+            far = (-distance).clamp(min=0)
+        exact = per_side // 2
+        ratio = (far.clamp(min=exact) / exact).log() / math.log(self.max_distance / exact)
+        coarse = (exact + (ratio * (per_side - exact)).long()).clamp(max=per_side - 1)
+        return first + torch.where(far < exact, far, coarse)
+
+
+@dataclass(frozen=True)
+class Preference(Prior):
+    """A learned preference over keys: log mass = logits[..., key], the same for every query.
+
+    `logits` has shape (..., keys); leading axes are those of the scores without the query.
+    """
+
+    logits: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensor(self.logits, "logits")
+        if not self.logits.is_floating_point() or self.logits.ndim == 0:
+            raise TypeError(
+                f"logits must be real, one per key on the last axis, got {self.logits.dtype} of "
+                f"shape {tuple(self.logits.shape)}; a mask is passed as base= directly"
+            )
+
+    def check(self, shape: torch.Size) -> None:
+        if self.logits.shape[-1] != shape[-1]:
+            raise ValueError(
+                f"Preference has {self.logits.shape[-1]} logits, the scores have {shape[-1]} keys"
+            )
+        if self.logits.ndim not in (1, len(shape) - 1):  # as for KeyPadding
+            raise ValueError(
+                f"logits of shape {tuple(self.logits.shape)} must be one per key, or have every "
+                f"leading axis of the scores {tuple(shape)} but the query; for (batch, head, "
+                "query, key) pass logits[:, None]"
+            )
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        picked = self.logits[..., columns]
+        return picked[..., None, :].expand(*picked.shape[:-1], len(rows), -1)
+
+    def structure(
+        self, queries: int, keys: int, offset: int, device: torch.device
+    ) -> Structure | None:
+        return Structure(queries, keys, of_key=self.logits)
+
+
+@dataclass(frozen=True, eq=False)
+class Sink(Prior):
+    """A null key per head, with value zero, that takes weight from the others (gpt-oss).
+
+    >>> fl.attention(q, k, v, fl.Tsallis(1.5), attn_mask=Sink(torch.zeros(8)))
+
+    logits: (heads,), or one number for all. As attn_mask the null key has these scores; as base it
+        has score 0 and mass exp(logits). With softmax both are the same.
+    """
+
+    logits: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensor(self.logits, "logits")
+        if not self.logits.is_floating_point() or self.logits.ndim > 1:
+            raise TypeError(
+                f"logits must be real, one per head, got {self.logits.dtype} of shape "
+                f"{tuple(self.logits.shape)}"
+            )
+        if has(~self.logits.isfinite()):
+            raise ValueError("the logits of a Sink must be finite; without a null key leave it out")
+
+    @property
+    def is_mask(self) -> bool:
+        return True  # of the keys that are there
+
+    @property
+    def sink(self) -> Tensor:
+        return self.logits
+
+    def check(self, shape: torch.Size) -> None:
+        heads = shape[-3] if len(shape) > 2 else 1
+        if self.logits.ndim == 1 and self.logits.shape[0] not in (1, heads):
+            raise ValueError(f"Sink has {len(self.logits)} logits, the scores have {heads} heads")
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return torch.zeros((len(rows), len(columns)), device=rows.device)
+
+    def structure(
+        self, queries: int, keys: int, offset: int, device: torch.device
+    ) -> Structure | None:
+        return Structure(queries, keys, sink=self.logits)
+
+
+ScoreFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Custom(Prior):
+    """Any function of batch, head, query and key: the general way, computed in blocks, slower.
+
+    >>> slope = torch.nn.Parameter(torch.ones(8))
+    >>> near = Custom(lambda b, h, i, j: -slope[h] * (i - j).abs().sqrt())
+    >>> fl.attention(q, k, v, fl.Tsallis(1.5), attn_mask=near)
+
+    function: gets four whole-number tensors that broadcast to (batch, head, query, key) and returns
+        the log mass or bias there; -inf hides a key. What it closes over trains.
+    """
+
+    function: ScoreFunction
+    shape: torch.Size | None = None  # of the scores, once they are known
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"Custom takes a function, got {type(self.function).__name__}")
+
+    def bind(self, shape: torch.Size) -> Prior:
+        if len(shape) > 4:
+            raise ValueError(f"Custom takes scores (batch, head, query, key), got {tuple(shape)}")
+        return Custom(self.function, shape)
+
+    def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
+        lead = () if self.shape is None else tuple(self.shape[:-2])
+        batch, heads = ((1, 1) + lead)[-2:]
+        device = rows.device
+        made = self.function(
+            torch.arange(batch, device=device)[:, None, None, None],
+            torch.arange(heads, device=device)[:, None, None],
+            rows[:, None],
+            columns,
+        )
+        if not isinstance(made, Tensor) or not made.is_floating_point():
+            raise TypeError(
+                "the function of Custom must return a float tensor (batch, head, query, key), got "
+                f"{made.dtype if isinstance(made, Tensor) else type(made).__name__}"
+            )
+        made = made.expand(torch.broadcast_shapes(made.shape, (len(rows), len(columns))))
+        return made.reshape(made.shape[max(0, made.ndim - 2 - len(lead)) :])
