@@ -8,14 +8,8 @@ Choose Omega and the base measure, get weights, exact derivatives and a certific
 from typing import TYPE_CHECKING, Any
 
 from fenchel import priors, scores
-from fenchel._attention import (
-    AttentionSolution,
-    attention,
-    attention_solution,
-    explain,
-)
+from fenchel._attention.front import attention, explain
 from fenchel._kernels.route import Route, use
-from fenchel._losses import fenchel_young_loss
 from fenchel._maps import entmax, softmax, sparsemax
 from fenchel._numerics import NonFiniteError
 from fenchel._solution import Solution, SolveError, Status
@@ -25,11 +19,21 @@ from fenchel.regularizers import Budget, Fused, Norm, Regularizer, Shannon, Tsal
 
 if TYPE_CHECKING:
     from fenchel import bounds, continuous, dual, hf, lens, measures, nn, testing
+    from fenchel._attention.packed import varlen_attention
     from fenchel._attention.replace import replace_sdpa
+    from fenchel._attention.solution import AttentionSolution, attention_solution
     from fenchel._info import info
+    from fenchel._losses import fenchel_young_loss
 
 # Functions and rooms that load when they are first touched: `fl.nn` is enough.
-_LATER = {"info": "fenchel._info", "replace_sdpa": "fenchel._attention.replace"}
+_LATER = {
+    "AttentionSolution": "fenchel._attention.solution",
+    "attention_solution": "fenchel._attention.solution",
+    "fenchel_young_loss": "fenchel._losses",
+    "info": "fenchel._info",
+    "replace_sdpa": "fenchel._attention.replace",
+    "varlen_attention": "fenchel._attention.packed",
+}
 _ROOMS = ("bounds", "continuous", "dual", "hf", "lens", "measures", "nn", "testing")
 
 __all__ = [
@@ -67,6 +71,7 @@ __all__ = [
     "sparsemax",
     "testing",
     "use",
+    "varlen_attention",
 ]
 
 

@@ -170,7 +170,7 @@ WRONG_BASES = {
         ("lengths[:, None]", "(2, 4, 5, 6)"),
     ),
     "logits": (fl.priors.Preference(torch.zeros(7)), ValueError, ("7 logits", "6 keys")),
-    "heads": (fl.priors.ALiBi(3), ValueError, ("ALiBi", "(3, 5, 6)", "(2, 4, 5, 6)")),
+    "heads": (fl.priors.ALiBi(3), ValueError, ("ALiBi", "3 heads", "(2, 4, 5, 6)")),
 }
 
 

@@ -29,18 +29,36 @@ def attention_arguments():
     eps = torch.full((2, 4, 50), 0.5, dtype=F64)
     mask = (torch.rand(50, 50, generator=g) < 0.7).expand(2, 4, 50, 50)
     bias = torch.randn(2, 4, 50, 50, generator=g)
-    operands = {"query": query, "key": key, "value": value, "eps": eps, "mask": mask, "bias": bias}
-    numbers = {"scale": 0.25, "bias_scale": 1.0, "mass_is_log": False, "causal": True}
-    rest = {"first": 0, "dropout": 0.0, "queries": 50}
-    return {**operands, "mass": None, "seed": None, **numbers, **rest}
+    plain = attention.Arguments(query, key, value, eps, mask, bias, scale=0.25, highest=0)
+    return plain._replace(queries=50, longest_query=50, longest_key=50)._asdict()
 
 
-def attention_backward(*expected):
-    arguments = attention_arguments()
+def structured_arguments():
+    """A window over ALiBi, masses by key, a sink and a softcap."""
+    positions = normal(2, 4, 99, dtype=torch.float32)
+    by_key = normal(2, 4, 50, dtype=torch.float32)
+    numbers = {"lowest": -20, "highest": 0, "softcap": 5.0, "bias": None, "mask": None}
+    tables = {"relative": positions, "of_key_log_mass": by_key, "sink": normal(2, 4)}
+    return attention_arguments() | numbers | tables
+
+
+def packed_arguments():
+    arguments = attention_arguments() | {"mask": None, "bias": None}
+    one = {name: arguments[name][:1] for name in ("query", "key", "value", "eps")}
+    starts = torch.tensor([0, 13, 13, 50])
+    lengths = {"longest_query": 37, "longest_key": 37}
+    relative = normal(1, 4, 73, dtype=torch.float32)
+    return arguments | one | lengths | {
+        "query_start": starts, "key_start": starts, "relative": relative,
+    }
+
+
+def attention_backward(arguments, *wanted):
+    """wanted: names of further gradients."""
     output, *saved = attention.tsallis_attention(**arguments, save=True)
     names = ("offset", "support_size", "saved_key", "saved_distance")
     kept = dict(zip(names, saved, strict=True))
-    return {"gradient": torch.ones_like(output), **arguments, **kept, "output_mask": list(expected)}
+    return {"gradient": torch.ones_like(output), **arguments, **kept, "output_mask": [x in wanted for x in attention.TRAINED]}
 
 
 def averages():
@@ -69,8 +87,20 @@ def mixtures():
 
 NATIVE = [
     (attention.tsallis_attention, lambda: {**attention_arguments(), "save": True}),
-    (attention.tsallis_attention_backward, lambda: attention_backward(True, True, False)),
-    (attention.tsallis_attention_backward, lambda: attention_backward(False, False, False)),
+    (attention.tsallis_attention, lambda: {**structured_arguments(), "save": True}),
+    (attention.tsallis_attention, lambda: {**packed_arguments(), "save": False}),
+    *(
+        (
+            attention.tsallis_attention_backward,
+            lambda make=make, wanted=wanted: attention_backward(make(), *wanted),
+        )
+        for make, wanted in (
+            (attention_arguments, ()),
+            (attention_arguments, ("eps", "bias")),
+            (structured_arguments, ("relative", "of_key_log_mass", "sink")),
+            (packed_arguments, ("relative",)),
+        )
+    ),
     *(
         (operator, make)
         for family, parameter in (("tsallis", 0.5), ("norm", 1.0), ("budget", 2.0), ("fused", 0.1))

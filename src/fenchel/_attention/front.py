@@ -44,7 +44,8 @@ def attention(
     Arguments are those of `torch.nn.functional.scaled_dot_product_attention`, which computes
     `Shannon()`. Memory grows with the number of tokens, not with its square.
 
-    query: (..., head, query, d); key: (..., head, key, d); value: (..., head, key, d_value).
+    query: (..., head, query, d); key: (..., head, key, d); value: (..., head, key, d_value); or
+        jagged nested tensors (batch, head, tokens, d).
     regularizer: or a module whose `forward()` returns one, such as `nn.LearnedTsallis`.
     base: how much room each key has: a tensor that broadcasts to the scores (..., query, key), or
         a prior; see `solve`.
@@ -59,6 +60,22 @@ def attention(
     sees fewer keys than `Budget(k)` asks for: under a causal mask the first queries. There give one
     budget per query: `Budget(torch.arange(1.0, queries + 1).clamp(max=k))`.
     """
+    if getattr(query, "is_nested", False):
+        from fenchel._attention.packed import attend_jagged
+
+        return attend_jagged(
+            query,
+            key,
+            value,
+            regularizer=regularizer,
+            base=base,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            scale=scale,
+            dropout_p=dropout_p,
+            enable_gqa=enable_gqa,
+            softcap=softcap,
+        )
     regularizer = resolve_regularizer(regularizer)
     call = prepare(
         query,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from fenchel._kernels.route import (
 )
 from fenchel._numerics import compute_dtype, where
 from fenchel.priors.contract import Prior, Structure, Structured
-from fenchel.regularizers.contract import per_row
+from fenchel.regularizers.contract import Regularizer, per_row
 from fenchel.regularizers.tsallis import Tsallis
 
 NATIVE_PATH = "native kernels"
@@ -79,14 +78,7 @@ class CallNumbers:
 
     def __init__(self, call: AttentionCall) -> None:
         self.call = call
-
-    @cached_property
-    def bias(self) -> Structure | None:
-        return self._numbers(self.call.bias)
-
-    @cached_property
-    def base(self) -> Structure | None:
-        return self._numbers(self.call.base)
+        self.bias, self.base = self._numbers(call.bias), self._numbers(call.base)
 
     @property
     def complete(self) -> bool:
@@ -128,8 +120,13 @@ def is_softmax(regularizer: Tsallis) -> bool:
 
 def attend_structured(numbers: CallNumbers, regularizer: Tsallis) -> Tensor:
     """All queries in one call of the kernels."""
+    return run_kernels(arguments(numbers, regularizer)).to(numbers.call.query.dtype)
+
+
+def arguments(numbers: CallNumbers, regularizer: Tsallis) -> Arguments:
+    """Of the operator, with every prior in numbers."""
     terms = _terms(numbers, regularizer) if numbers.call.priors else {}
-    return _run(numbers.call, regularizer, terms)
+    return _arguments(numbers.call, regularizer, terms)
 
 
 def _attend_tile(call: AttentionCall, regularizer: Tsallis) -> Tensor:
@@ -148,7 +145,7 @@ def _attend_tile(call: AttentionCall, regularizer: Tsallis) -> Tensor:
         call = replace(call, bias=bias)
     if isinstance(regularizer.temperature, Tensor) and call.softcap:
         return tiled(call, regularizer)
-    return _run(call, regularizer, terms)
+    return run_kernels(_arguments(call, regularizer, terms)).to(call.query.dtype)
 
 
 def _terms(numbers: CallNumbers, regularizer: Tsallis) -> dict[str, Any]:
@@ -219,7 +216,7 @@ def _cooled(
     return table / (column if table.ndim == 3 else column.squeeze(-1))
 
 
-def _run(call: AttentionCall, regularizer: Tsallis, terms: dict[str, Any]) -> Tensor:
+def _arguments(call: AttentionCall, regularizer: Tsallis, terms: dict[str, Any]) -> Arguments:
     temperature = regularizer.temperature
     query, scale, bias_scale, softcap = call.query, call.scale, 1.0, call.softcap
     bias = call.bias if isinstance(call.bias, Tensor) else None
@@ -245,7 +242,7 @@ def _run(call: AttentionCall, regularizer: Tsallis, terms: dict[str, Any]) -> Te
         highest = terms.get("highest")
         terms["highest"] = call.first if highest is None else min(call.first, highest)
     terms = {name: term for name, term in terms.items() if term is not None}
-    x = Arguments(
+    return Arguments(
         query=query,
         key=call.key,
         value=call.value,
@@ -262,7 +259,6 @@ def _run(call: AttentionCall, regularizer: Tsallis, terms: dict[str, Any]) -> Te
         longest_query=query.shape[2],
         longest_key=call.key.shape[2],
     )._replace(**terms)
-    return run_kernels(x).to(call.query.dtype)
 
 
 def run_kernels(x: Arguments) -> Tensor:
@@ -293,22 +289,35 @@ def _eps(call: AttentionCall, regularizer: Tsallis) -> Tensor:
 
 
 def _through_tiles(x: Arguments, gradient: Tensor, needed: dict[str, bool]) -> Gradients:
-    output = _attend_again(x)
+    output = attend_by_sequence(x, Tsallis(x.eps + 1), x.scale, x.softcap)
     names = [name for name in x.tensors if needed[name]]
     leaves = [getattr(x, name) for name in names]
     gradients = torch.autograd.grad(output, leaves, gradient, create_graph=True)
     return dict(zip(names, gradients, strict=True))
 
 
-def _attend_again(x: Arguments) -> Tensor:
-    if x.query_start is not None and x.key_start is not None:
-        return torch.cat([_attend_again(one) for one in split_sequences(x)], 2)
+def attend_by_sequence(
+    x: Arguments, regularizer: Regularizer, scale: float, softcap: float
+) -> Tensor:
+    """What the operator computes, in torch's operations and with any regulariser.
+
+    scale, softcap: before they are divided by a temperature that the regulariser has.
+    """
+    if x.query_start is None or x.key_start is None:
+        return tiled(_call(x, scale, softcap), regularizer)
+    parts, queries = [], x.query.shape[2]
+    for start, stop, one in split_sequences(x):
+        parts.append(tiled(_call(one, scale, softcap), regularizer.tile(start, stop, queries)))
+    return torch.cat(parts, 2)
+
+
+def _call(x: Arguments, scale: float, softcap: float) -> AttentionCall:
     bias, base = _structures(x)
-    call = AttentionCall(
+    return AttentionCall(
         query=x.query,
         key=x.key,
         value=x.value,
-        scale=x.scale,
+        scale=scale,
         mask=x.mask,
         bias=bias if x.bias is None else x.bias * x.bias_scale,
         base=base if x.mass is None or x.mass_is_log else x.mass,
@@ -318,9 +327,8 @@ def _attend_again(x: Arguments) -> Tensor:
         lead=x.query.shape[:2],
         first=x.first,
         queries=x.queries,
-        softcap=x.softcap,
+        softcap=softcap,
     )
-    return tiled(call, Tsallis(x.eps + 1))
 
 
 def _structures(x: Arguments) -> tuple[Prior | None, Prior | None]:
@@ -344,13 +352,15 @@ def _structures(x: Arguments) -> tuple[Prior | None, Prior | None]:
         bias = bias * seen
     else:
         base = base * seen
-    stored = StoredLogMass(x.mass) if x.mass is not None and x.mass_is_log else None
-    measure: Prior = Structured(base)
-    return Structured(bias), measure if stored is None else measure * stored
+    measure: Prior | None = None if base.says_nothing else Structured(base)
+    if x.mass is not None and x.mass_is_log:
+        stored = StoredLogMass(x.mass)
+        measure = stored if measure is None else stored * measure
+    return None if bias.says_nothing else Structured(bias), measure
 
 
-def split_sequences(x: Arguments) -> list[Arguments]:
-    """One call for each of the packed sequences."""
+def split_sequences(x: Arguments) -> list[tuple[int, int, Arguments]]:
+    """First and last + 1 query, and the call, of each of the packed sequences."""
     assert x.query_start is not None and x.key_start is not None
     queries, keys = x.query_start.diff().tolist(), x.key_start.diff().tolist()
     calls = []
@@ -366,7 +376,7 @@ def split_sequences(x: Arguments) -> list[Arguments]:
         for name in ("relative", "relative_log_mass"):
             parts[name] = _part(getattr(x, name), positions)
         parts |= {"longest_query": n, "longest_key": m, "first": first_query}
-        calls.append(x._replace(**parts))
+        calls.append((first_query, first_query + n, x._replace(**parts)))
         first_query, first_key = first_query + n, first_key + m
     return calls
 

@@ -45,10 +45,9 @@ class Structure:
         return Structure(self.queries, self.keys, **both)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Those that are there."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return tuple(value for value in values if isinstance(value, Tensor))
+    def says_nothing(self) -> bool:
+        """Every key is seen, and nothing is added."""
+        return all(getattr(self, field.name) is None for field in fields(self)[2:])
 
 
 def _join(both, first, second):  # type: ignore[no-untyped-def]  # of what is not None
@@ -204,6 +203,10 @@ class Structured(Prior):
     """The prior that a structure describes."""
 
     numbers: Structure
+
+    @property
+    def is_mask(self) -> bool:
+        return self.numbers.relative is None and self.numbers.of_key is None
 
     @property
     def sink(self) -> Tensor | None:

@@ -229,6 +229,14 @@ class KeyPadding(Prior):
             )
 
 
+def _check_heads(prior: Prior, heads: int, shape: torch.Size) -> None:
+    there = shape[-3] if len(shape) > 2 else 1
+    if heads not in (1, there):
+        raise ValueError(
+            f"{type(prior).__name__} has {heads} heads, the scores {tuple(shape)} have {there}"
+        )
+
+
 @dataclass(frozen=True)
 class ALiBi(Prior):
     """Mass exp(-slope |distance|), one slope per head (Press, Smith and Lewis, 2022).
@@ -249,6 +257,9 @@ class ALiBi(Prior):
                 f"slopes must have shape ({self.heads},), one per head, "
                 f"got {tuple(self.slopes.shape)}"
             )
+
+    def check(self, shape: torch.Size) -> None:
+        _check_heads(self, self.heads, shape)
 
     def _slopes(self, device: torch.device) -> Tensor:
         if self.slopes is not None:
@@ -299,6 +310,9 @@ class RelativeBuckets(Prior):
                 f"{self.table.shape[0]} buckets do not fit max_distance={self.max_distance}; "
                 "need at least 2 buckets a side, and max_distance above half of them"
             )
+
+    def check(self, shape: torch.Size) -> None:
+        _check_heads(self, self.table.shape[1], shape)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return self.table[self.buckets(_distance(rows, columns))].movedim(-1, 0)
@@ -395,9 +409,8 @@ class Sink(Prior):
         return self.logits
 
     def check(self, shape: torch.Size) -> None:
-        heads = shape[-3] if len(shape) > 2 else 1
-        if self.logits.ndim == 1 and self.logits.shape[0] not in (1, heads):
-            raise ValueError(f"Sink has {len(self.logits)} logits, the scores have {heads} heads")
+        if self.logits.ndim == 1:
+            _check_heads(self, len(self.logits), shape)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return torch.zeros((len(rows), len(columns)), device=rows.device)

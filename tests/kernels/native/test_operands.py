@@ -28,27 +28,32 @@ def _attention(keys=7):
         "bias": _normal(2, 4, 5, keys),
         "mass": _normal(2, 4, 5, keys).exp(),
         "seed": torch.tensor(3),
+        "start": torch.zeros(2, 4, 5, dtype=torch.int64),
+        "stop": torch.full((2, 4, 5), keys),
+        "relative": _normal(2, 4, keys + 4),
+        "relative_log_mass": _normal(2, 4, keys + 4),
+        "of_key": _normal(2, 4, keys),
+        "of_key_log_mass": _normal(2, 4, keys),
+        "sink": _normal(2, 4, dtype=F64),
+        "sink_log_mass": _normal(2, 4, dtype=F64),
     }
 
 
-NUMBERS = {
-    "scale": 0.25,
-    "bias_scale": 1.0,
-    "mass_is_log": False,
-    "causal": False,
-    "first": 0,
-    "dropout": 0.5,
-    "queries": 5,
-}
+def _numbers(queries=5, keys=7):
+    """All other arguments of the operator."""
+    tensors = dict.fromkeys(("query", "key", "value", "eps"))
+    numbers = attention.Arguments(**tensors, scale=0.25, dropout=0.5, queries=queries)
+    numbers = numbers._replace(longest_query=queries, longest_key=keys)._asdict()
+    return {name: value for name, value in numbers.items() if name not in _attention()}
 
 
 def _attention_backward(keys=7):
     operands = _attention(keys)
-    outputs = attention.tsallis_attention(**operands, **NUMBERS, save=True)
+    outputs = attention.tsallis_attention(**operands, **_numbers(keys=keys), save=True)
     saved = dict(
         zip(("offset", "support_size", "saved_key", "saved_distance"), outputs[1:], strict=True)
     )
-    numbers = {**NUMBERS, "output_mask": [True, True, True]}
+    numbers = {**_numbers(keys=keys), "output_mask": [True] * len(attention.TRAINED)}
     return {"gradient": torch.ones_like(outputs[0]), **operands, **numbers, **saved}
 
 
@@ -83,7 +88,7 @@ def _mixtures():
 OPERATORS = {
     "attention": (
         attention.tsallis_attention,
-        lambda: {**_attention(), **NUMBERS, "save": True},
+        lambda: {**_attention(), **_numbers(), "save": True},
     ),
     "attention backward": (attention.tsallis_attention_backward, _attention_backward),
     "weights": (
@@ -189,7 +194,7 @@ def test_devices(name, operand):
 
 
 def test_the_message_says_what_was_expected():
-    arguments = {**_attention(), **NUMBERS, "save": False}
+    arguments = {**_attention(), **_numbers(), "save": False}
     expected = r"^value must have shape \(2, 2, 7, component\) and dtype float32 or .*bfloat16, "
     with pytest.raises(ValueError, match=expected + r"got \(2, 2, 6, 3\) of float32$"):
         attention.tsallis_attention(**{**arguments, "value": _normal(2, 2, 6, 3)})
@@ -223,6 +228,14 @@ def test_the_message_says_what_was_expected():
             {"key": _normal(2, 0, 7, 16), "value": _normal(2, 0, 7, 3)},
             "multiple of key's 0 heads",
         ),
+        ("attention", {"longest_key": 8}, "must be the lengths, got"),
+        ("attention", {"sink": None}, "sink_log_mass needs a sink"),
+        ("attention", {"query_start": torch.tensor([0, 5])}, "query_start and key_start"),
+        (
+            "attention",
+            {"query_start": torch.tensor([0, 5]), "key_start": torch.tensor([0, 7])},
+            "are one batch",
+        ),
         (
             "paraboloid",
             {
@@ -247,6 +260,25 @@ def test_numbers_out_of_range(name, changes, message):
     operator, make = OPERATORS[name]
     with pytest.raises(ValueError, match=message):
         operator(**{**make(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([0, 3, 6], "rise from 0 to the 5 tokens"),
+        ([1, 3, 5], "rise from 0"),
+        ([0, 4, 5], "steps of 3 at most"),
+        ([0, 4, 3, 5], "rise from 0"),
+        ([], "rise from 0"),
+    ],
+)
+def test_starts_that_lead_outside(starts, message):
+    x, eps = _normal(1, 2, 5, 4), torch.full((1, 2, 5), 0.5, dtype=F64)
+    starts = torch.tensor(starts, dtype=torch.int64)
+    packed = attention.Arguments(x, x, x, eps, query_start=starts, key_start=starts)
+    packed = packed._replace(longest_query=3, longest_key=3)
+    with pytest.raises(ValueError, match=message):
+        attention.tsallis_attention(**packed._asdict(), save=False)
 
 
 def test_saved_by_a_call_with_more_keys():
@@ -282,16 +314,16 @@ def test_nothing_to_attend(sizes):
         "key": _normal(batch, 2, keys, 16),
         "value": _normal(batch, 2, keys, 3),
         "eps": torch.ones(sizes[:3], dtype=F64),
-        **dict.fromkeys(("mask", "bias", "mass", "seed")),
     }
-    output, *saved = attention.tsallis_attention(**operands, **NUMBERS, save=True)
+    numbers = dict.fromkeys(_attention()) | _numbers(queries, keys)
+    output, *saved = attention.tsallis_attention(**{**numbers, **operands}, save=True)
     assert output.shape == (*sizes[:3], 3)
     assert not output.any()
     names = ("offset", "support_size", "saved_key", "saved_distance")
     gradients = attention.tsallis_attention_backward(
         gradient=output,
-        **{**operands, **NUMBERS, **dict(zip(names, saved, strict=True))},
-        output_mask=[False] * 3,
+        **{**numbers, **operands, **dict(zip(names, saved, strict=True))},
+        output_mask=[False] * len(attention.TRAINED),
     )
     for gradient, name in zip(gradients, ("query", "key", "value"), strict=False):
         assert gradient.shape == operands[name].shape

@@ -225,8 +225,8 @@ def test_operator_without_any_batch():
         try:
             faulthandler.disable()
             torch.set_num_threads(1)
-            numbers = (1.0, 1.0, False, False, 0, 0.0, 3)
-            attention.tsallis_attention(x, x, x, eps, None, None, None, None, *numbers, False)
+            call = attention.Arguments(x, x, x, eps, longest_query=3, longest_key=3)
+            attention.tsallis_attention(*call, False)
             code = 0
         finally:
             os._exit(code)

@@ -1,0 +1,205 @@
+"""Packed sequences: many of them end to end in one tensor, each attending to itself alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from fenchel._attention.call import AttentionCall, prepare
+from fenchel._attention.sparse import (
+    CallNumbers,
+    against_whole,
+    arguments,
+    attend_by_sequence,
+    run_kernels,
+)
+from fenchel._kernels.attention import Arguments
+from fenchel._kernels.route import against_sparse_attention
+from fenchel._numerics import check_tensor
+from fenchel.priors.contract import Prior, Structure
+from fenchel.regularizers.contract import Regularizer, resolve_regularizer
+from fenchel.regularizers.shannon import Shannon
+from fenchel.regularizers.tsallis import Tsallis
+
+_SHANNON = Shannon()
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None = None,
+    regularizer: Regularizer | Module = _SHANNON,
+    *,
+    base: Prior | None = None,
+    attn_mask: Prior | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+) -> Tensor:
+    """`attention` within each of several sequences that lie end to end. (tokens, head, d_value)
+
+    >>> q, k, v = torch.randn(3, 7, 8, 64)                     # 7 tokens, 8 heads
+    >>> lengths = torch.tensor([0, 3, 7])                      # sequences of 3 and 4 tokens
+    >>> fl.varlen_attention(q, k, v, lengths, regularizer=fl.Tsallis(1.5), is_causal=True)
+
+    The result has the bits of one call per sequence. No padding is computed.
+
+    query: (tokens, head, d); key, value: (tokens, head, d), as in flash-attn and torch's
+        `varlen_attn`.
+    cu_seq_q: tokens before each sequence, and all of them at the end: (sequences + 1,).
+    cu_seq_k: the same for the keys; as the queries if None.
+    base, attn_mask: priors, whose positions count within a sequence: query 0 is the first of each.
+        `Preference` and `Documents` have one number per token of all sequences.
+    Other arguments: as in `attention`.
+    """
+    regularizer = resolve_regularizer(regularizer)
+    _check_packed(query, key, value)
+    cu_seq_k = cu_seq_q if cu_seq_k is None else cu_seq_k
+    starts = _starts(cu_seq_q, query, "cu_seq_q"), _starts(cu_seq_k, key, "cu_seq_k")
+    if len(starts[0]) != len(starts[1]):
+        raise ValueError(
+            f"cu_seq_q and cu_seq_k must be of equally many sequences, got {len(starts[0]) - 1} "
+            f"and {len(starts[1]) - 1}"
+        )
+    call = prepare(
+        query.transpose(0, 1).unsqueeze(0),
+        key.transpose(0, 1).unsqueeze(0),
+        value.transpose(0, 1).unsqueeze(0),
+        base=_only_prior(base, "base"),
+        attn_mask=_only_prior(attn_mask, "attn_mask"),
+        is_causal=is_causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        enable_gqa=enable_gqa,
+        softcap=softcap,
+    )
+    output = _attend(call, regularizer, starts)
+    return output.squeeze(0).transpose(0, 1)
+
+
+def attend_jagged(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """`attention` of jagged nested tensors (batch, head, tokens of each, component)."""
+    tensors = (query, key, value)
+    if not all(x.is_nested and x.layout == torch.jagged and x.ndim == 4 for x in tensors):
+        raise TypeError(
+            "nested query, key and value must all be jagged (batch, head, tokens, component), as "
+            "torch.nested.nested_tensor(..., layout=torch.jagged).transpose(1, 2) is"
+        )
+    rows = [x.transpose(1, 2) for x in tensors]
+    starts = [x.offsets() for x in rows]
+    packed = varlen_attention(*(x.values() for x in rows), *starts[:2], **options)
+    return torch.nested.nested_tensor_from_jagged(packed, starts[0]).transpose(1, 2)
+
+
+def _check_packed(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_tensor(tensor, name)
+        if tensor.ndim != 3:
+            raise ValueError(
+                f"{name} must have shape (tokens, head, component), got {tuple(tensor.shape)}; "
+                "a batch goes to `attention`"
+            )
+
+
+def _only_prior(term: object, name: str) -> Any:
+    if term is None or isinstance(term, Prior):
+        return term
+    raise TypeError(
+        f"{name} of packed sequences must be a fenchel prior, got {type(term).__name__}; a tensor "
+        "over queries and keys goes to `attention`, one sequence at a time"
+    )
+
+
+def _starts(starts: Tensor, tokens: Tensor, name: str) -> Tensor:
+    check_tensor(starts, name)
+    if starts.ndim != 1 or starts.dtype not in (torch.int32, torch.int64) or not len(starts):
+        raise TypeError(
+            f"{name} must be whole numbers (sequences + 1,), got {starts.dtype} of shape "
+            f"{tuple(starts.shape)}"
+        )
+    first, last, count = int(starts[0]), int(starts[-1]), tokens.shape[0]
+    if (first, last) != (0, count):
+        raise ValueError(
+            f"{name} must start at 0 and end at the number of tokens, {count}; got {first} and "
+            f"{last}"
+        )
+    starts = starts.to(torch.int64)
+    if bool((starts.diff() < 0).any()):
+        raise ValueError(f"{name} must not decrease, got {starts.tolist()}")
+    return starts
+
+
+def _attend(
+    call: AttentionCall, regularizer: Regularizer, starts: tuple[Tensor, Tensor]
+) -> Tensor:
+    """(1, head, tokens, d_value)"""
+    numbers = _PackedNumbers(call, starts)
+    if not numbers.complete:
+        raise ValueError(
+            "packed sequences take priors that numbers describe, and documents that stand "
+            "together; call `attention` for each sequence"
+        )
+    if len(starts[0]) == 1:  # no sequence: still a function of its operands
+        return (call.query.sum() + call.value.sum()) * call.query.new_zeros(
+            (*call.query.shape[:3], call.value.shape[3])
+        )
+    tsallis = _as_tsallis(regularizer)
+    if tsallis is not None and _against(numbers, tsallis) is None:
+        x = numbers.pack(arguments(numbers, tsallis))
+        return run_kernels(x).to(call.query.dtype)
+    x = numbers.pack(arguments(numbers, Tsallis(2.0)))  # for its masks, biases and masses
+    return attend_by_sequence(x, regularizer, call.scale, call.softcap)
+
+
+def _as_tsallis(regularizer: Regularizer) -> Tsallis | None:
+    """What the kernels can compute."""
+    if regularizer.maximizer is Shannon:
+        return Tsallis(1.0, temperature=regularizer.temperature)  # type: ignore[attr-defined]
+    return regularizer if regularizer.maximizer is Tsallis else None  # type: ignore[return-value]
+
+
+def _against(numbers: CallNumbers, regularizer: Tsallis) -> str | None:
+    call = numbers.call
+    reason = against_sparse_attention(call.query, call.key, call.value, None, regularizer.alpha)
+    return reason or against_whole(numbers, regularizer)
+
+
+class _PackedNumbers(CallNumbers):
+    """Positions count within a sequence; what belongs to a token, among all tokens."""
+
+    def __init__(self, call: AttentionCall, starts: tuple[Tensor, Tensor]) -> None:
+        self.starts = starts
+        self.lengths = starts[0].diff(), starts[1].diff()
+        self.longest = tuple(int(x.max()) if len(x) else 0 for x in self.lengths)
+        super().__init__(call)
+
+    def _numbers(self, term: Tensor | Prior | None) -> Structure | None:
+        if not isinstance(term, Prior):
+            return None
+        device = self.call.query.device
+        near = term.structure(*self.longest, 0, device)
+        tokens = term.structure(*self.call.scores_shape[2:], 0, device)
+        if near is None or tokens is None:
+            return None
+        before = torch.repeat_interleave(self.starts[1][:-1], self.lengths[0])  # of each query
+        start, stop = (None if x is None else x - before for x in (tokens.start, tokens.stop))
+        return replace(near, start=start, stop=stop, of_key=tokens.of_key)
+
+    def pack(self, x: Arguments) -> Arguments:
+        """The same call for the kernels of packed sequences."""
+        longest_query, longest_key = self.longest
+        return x._replace(
+            query_start=self.starts[0],
+            key_start=self.starts[1],
+            longest_query=longest_query,
+            longest_key=longest_key,
+            queries=x.query.shape[2],
+        )
