@@ -154,8 +154,8 @@ def _forward_outputs(x: Arguments, save: bool) -> tuple[Tensor, ...]:
         output = x.query.new_empty((1, queries, heads, shape[3])).transpose(1, 2)
     return (
         output,
-        x.query.new_empty((batch, heads, queries, 2), dtype=torch.float64),
-        x.query.new_empty((batch, heads, queries), dtype=torch.int32),
+        x.query.new_empty((batch, heads, queries, 2) if save else 0, dtype=torch.float64),
+        x.query.new_empty((batch, heads, queries) if save else 0, dtype=torch.int32),
         x.query.new_empty(pool, dtype=torch.int32),
         x.query.new_empty(pool, dtype=compute_dtype(x.query.dtype)),
     )
@@ -277,7 +277,8 @@ def _problem(x: Arguments, saved: Saved) -> _Problem:
     p.first, p.dropout = x.first, x.dropout
     p.seed = 0 if x.seed is None else int(x.seed)
     p.queries_in_all, p.threads = x.queries, torch.get_num_threads()
-    p.offset, p.count = saved.offset.data_ptr(), saved.support_size.data_ptr()
+    if saved.offset.numel():
+        p.offset, p.count = saved.offset.data_ptr(), saved.support_size.data_ptr()
     p.capacity = saved.saved_key.numel() // (_blocks(x) or 1)
     p.saved_key, p.saved_distance = saved.saved_key.data_ptr(), saved.saved_distance.data_ptr()
     return _Problem(p, kept)

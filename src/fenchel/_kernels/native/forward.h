@@ -11,12 +11,14 @@ struct Forward {
     Rows<T> keys, values;
     Buffer<T> queries, chunk, candidate_score, candidate_mass, sum_of_values, dense_sums, few_values;
     Buffer<std::int32_t> candidate_key;
+    ShortRows<T> short_rows;
     std::int64_t room;  // candidates a row may have
     std::int64_t kv_head = 0;
     Range taken{0, 0}, packed{0, 0};  // keys whose values, and whose panels, are at hand
     bool values_later = false;
     enum class Answer { unasked, no, yes } finite_values = Answer::unasked;
 
+    static constexpr std::int64_t kDenseRow = 64;  // keys: of fewer, all values are read
     static constexpr std::int64_t kStride = kChunk + 16;  // a row of scores may end inside a vector
 
     explicit Forward(const AttentionProblem& problem)
@@ -30,7 +32,8 @@ struct Forward {
         std::int64_t kept = 0; // of the segments before it
         Offset<T> at, best;    // of the segment; the largest of those before it
         T cut = -std::numeric_limits<T>::infinity();
-        bool cut_known = false, dense = false;
+        T* x = nullptr;        // scores of a short row
+        bool cut_known = false, dense = false, is_short = false, done = false;
 
         bool spans_segments() const { return !seen.empty() && seen.from / kSegment != (seen.to - 1) / kSegment; }
     };
@@ -105,6 +108,7 @@ struct Forward {
         r.family = Family<T>(static_cast<const double*>(p.eps.data)[p.eps.at(s.batch, h, number)]);
         r.found.score = candidate_score.reserve(kBlock * room) + i * room;
         r.found.key = candidate_key.reserve(kBlock * room) + i * room;
+        r.is_short = r.family.cheap() && !scores.has_mass() && !scores.has_sink() && !r.seen.empty() && r.seen.size() <= kShortRow;
         r.found.mass = scores.has_mass() ? candidate_mass.reserve(kBlock * room) + i * room : nullptr;
         if (scores.has_sink()) {
             r.found.score[0] = scores.sink();
@@ -119,8 +123,9 @@ struct Forward {
     }
 
     void block(const Sequence& s, std::int64_t rows, bool few) {
-        Range all{s.keys, 0};
-        for (std::int64_t i = 0; i < rows; ++i) widen(all, row[i].seen);
+        Range all{s.keys, 0}, of_short{s.keys, 0};
+        for (std::int64_t i = 0; i < rows; ++i) widen(row[i].is_short ? of_short : all, row[i].seen);
+        if (!of_short.empty()) search_short(s, rows, of_short, few);
         if (!all.empty())
             for (std::int64_t segment = all.from / kSegment; segment * kSegment < all.to; ++segment)
                 search_segment(s, rows, all, segment, few);
@@ -136,7 +141,7 @@ struct Forward {
             score_chunk(rows, part);
         }
         for (std::int64_t i = 0; i < rows; ++i)
-            if (row[i].spans_segments()) end_segment(row[i]);
+            if (!row[i].is_short && row[i].spans_segments()) end_segment(row[i]);
     }
     // Rows in strips as the product has them, each against the keys that it sees.
     void score_chunk(std::int64_t rows, const Range& part) {
@@ -146,16 +151,105 @@ struct Forward {
             const std::int64_t n = std::min<std::int64_t>(kRows, rows - first);
             Range seen{part.to, part.from};
             for (std::int64_t i = first; i < first + n; ++i)
-                widen(seen, {std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)});
+                if (!row[i].is_short) widen(seen, {std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)});
             if (seen.empty()) continue;
             const std::int64_t from = seen.from / kColumns<T> * kColumns<T>;
             panels.scores(n, queries.get() + first * wide, wide, from - packed.from, seen.to - packed.from,
                           x + first * kStride + (from - part.from), kStride);
             for (std::int64_t i = first; i < first + n; ++i) {
                 const Range mine{std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)};
-                if (!mine.empty()) collect(row[i], x + i * kStride + (mine.from - part.from), mine);
+                if (!mine.empty() && !row[i].is_short) collect(row[i], x + i * kStride + (mine.from - part.from), mine);
             }
         }
+    }
+
+    // All short rows, those of one family together.
+    void search_short(const Sequence& s, std::int64_t rows, const Range& all, bool few) {
+        if (few) pack_keys(s, {all.from / kColumns<T> * kColumns<T>, all.to});
+        score_short(rows);
+        std::int64_t members[kBlock];
+        for (std::int64_t first = 0; first < rows; ++first) {
+            if (!row[first].is_short || row[first].found.tightened) continue;
+            std::int64_t n = 0;
+            for (std::int64_t i = first; i < rows; ++i)
+                if (row[i].is_short && row[i].family.eps == row[first].family.eps) members[n++] = i;
+            solve_short(s, members, n);
+        }
+    }
+
+    // Strips as in `score_chunk`; rows that see keys far apart are scored alone.
+    void score_short(std::int64_t rows) {
+        const std::int64_t wide = padded(p.dim, kColumns<T>);
+        T* x = chunk.reserve(kBlock * kStride);
+        for (std::int64_t first = 0, n; first < rows; first += n) {
+            Range seen{p.keys, 0};
+            for (n = 0; n < kRows && first + n < rows; ++n) {
+                Range wider = seen;
+                if (row[first + n].is_short) widen(wider, row[first + n].seen);
+                if (n > 0 && wider.to - wider.from / kColumns<T> * kColumns<T> > kChunk) break;
+                seen = wider;
+            }
+            if (seen.empty()) continue;
+            const std::int64_t from = seen.from / kColumns<T> * kColumns<T>;
+            panels.scores(n, queries.get() + first * wide, wide, from - packed.from, seen.to - packed.from,
+                          x + first * kStride, kStride);
+            for (std::int64_t i = first; i < first + n; ++i) row[i].x = x + i * kStride + (row[i].seen.from - from);
+        }
+    }
+
+    void solve_short(const Sequence& s, const std::int64_t* members, std::int64_t rows) {
+        const T hidden = -std::numeric_limits<T>::infinity();
+        T* x[kBlock];
+        std::int64_t n = 0;
+        for (std::int64_t k = 0; k < rows; ++k) n = std::max(n, row[members[k]].seen.size());
+        for (std::int64_t k = 0; k < rows; ++k) {
+            Row& r = row[members[k]];
+            x[k] = r.x;
+            if (scores.h != r.h) scores.enter(*scores.s, r.h);
+            if (!scores.plain()) scores.finish(r.x, r.query, r.seen.from, r.seen.to);
+            for (std::int64_t j = r.seen.size(); j < padded(n, 16); ++j) r.x[j] = hidden;
+        }
+        short_rows.solve(row[members[0]].family, rows, n, x);
+        if (expect_by_lanes(s, members, rows, n)) return;
+        short_rows.write(rows, n, x);
+        for (std::int64_t k = 0; k < rows; ++k) take_short(row[members[k]], k);
+    }
+
+    // Rows of a few keys that nobody asks about again: their weights meet the values as they are. The same products
+    // in the same order as in `expect_by_tiles`.
+    bool expect_by_lanes(const Sequence& s, const std::int64_t* members, std::int64_t rows, std::int64_t n) {
+        const std::int64_t from = row[members[0]].seen.from, wide = padded(p.value_dim, kColumns<T>);
+        if (p.capacity || p.dropout > 0 || n > kDenseRow || from % kShortChunk) return false;
+        for (std::int64_t k = 0; k < rows; ++k)
+            if (row[members[k]].seen.from != from) return false;
+        if (!tiles_are_safe(s)) return false;
+        const T* w = short_rows.weigh(row[members[0]].family, rows, n);
+        T* out = dense_sums.reserve(kBlock * wide);
+        product<T>(rows, wide, n, w, 1, ShortRows<T>::kLanes, values.row(from), values.ld, out, wide, false);
+        for (std::int64_t k = 0; k < rows; ++k) {
+            Row& r = row[members[k]];
+            r.found.tightened = 1;
+            r.done = true;
+            write_row<T>(p.output, p.output.at(s.batch, r.h, s.first_query + r.query), p.output.stride[3], p.value_dim, out + k * wide);
+        }
+        return true;
+    }
+
+    // Distances of the support become candidates that are solved.
+    void take_short(Row& r, std::int64_t lane) {
+        Candidates<T>& c = r.found;
+        c.tightened = 1;
+        if (short_rows.broken[lane]) {
+            c.score[0] = 0;
+            c.key[0] = std::int32_t(r.seen.from);
+            c.count = 1;
+            r.at.rest = std::numeric_limits<double>::quiet_NaN();
+            return;
+        }
+        if (short_rows.top[lane] == -std::numeric_limits<T>::infinity()) return;
+        r.at = {short_rows.top[lane], short_rows.rest[lane], true};
+        c.count = collect_above(r.x, padded(r.seen.size(), Lanes<T>::W), T(0), std::int32_t(r.seen.from), c.score, c.key);
+        c.pad();
     }
 
     void collect(Row& r, T* x, const Range& part) {
@@ -165,7 +259,7 @@ struct Forward {
         const std::int64_t n = part.size();
         for (std::int64_t j = n; j < padded(n, W); ++j) x[j] = -std::numeric_limits<T>::infinity();
         Candidates<T>& c = r.found;
-        if (!r.cut_known && !c.mass) r.cut = first_cut(r.family, x, n);
+        if (!r.cut_known && !c.mass) r.cut = first_cut(r.family, x, n, r.at);
         const std::int64_t before = c.count;
         c.count += collect_above(x, n, r.cut, std::int32_t(part.from), c.score + before, c.key + before);
         r.cut_known = c.count > 0;
@@ -200,15 +294,17 @@ struct Forward {
         std::int64_t saved = 0;
         for (std::int64_t i = 0; i < rows; ++i) {
             Row& r = row[i];
+            if (r.done) continue;
             if (i > 0 && r.h != row[i - 1].h) saved = 0;  // another head, another pool
             support(r);
             save(s, r, saved);
             weigh_row(s, r);
-            r.dense = 3 * r.found.count > r.seen.size() && tiles_are_safe(s);
+            r.dense = (3 * r.found.count > r.seen.size() || r.seen.size() <= kDenseRow) && tiles_are_safe(s);
             if (!r.dense) expect_by_rows(s, r, wide, out + i * wide);
         }
         expect_by_tiles(rows, wide, out);
         for (std::int64_t i = 0; i < rows; ++i) {
+            if (row[i].done) continue;
             T* to = out + i * wide;
             if (unanswered(row[i]))
                 for (std::int64_t j = 0; j < wide; ++j) to[j] = std::numeric_limits<T>::quiet_NaN();
@@ -219,6 +315,7 @@ struct Forward {
 
     void save(const Sequence& s, const Row& r, std::int64_t& saved) {
         const Candidates<T>& c = r.found;
+        if (!p.count) return;
         const std::int64_t number = s.row(r.h, r.query), pool = s.block(r.h, r.query / kBlock) * p.capacity;
         p.offset[2 * number] = double(r.at.centre);
         p.offset[2 * number + 1] = c.count ? r.at.rest : HUGE_VAL;
@@ -243,6 +340,7 @@ struct Forward {
     // Solve, then keep the keys that carry weight; their scores become distances from the offset.
     void support(Row& r) {
         constexpr int W = Lanes<T>::W;
+        if (r.is_short) return;
         join_segments(r);
         Candidates<T>& c = r.found;
         tighten(r.family, c, r.at, true);

@@ -79,10 +79,9 @@ inline void product(std::int64_t rows, std::int64_t columns, std::int64_t depth,
 }
 
 #if defined(__AVX2__)
-// to[k * step + j] = rows[j * ld + k] for eight by eight numbers.
-inline void transpose(const float* rows, std::int64_t ld, float* to, std::int64_t step) {
-    __m256 r[8], t[8];
-    for (int j = 0; j < 8; ++j) r[j] = _mm256_loadu_ps(rows + j * ld);
+// Eight rows of eight numbers become columns.
+inline void transpose(__m256* r) {
+    __m256 t[8];
     for (int j = 0; j < 8; j += 2) {
         t[j] = _mm256_unpacklo_ps(r[j], r[j + 1]);
         t[j + 1] = _mm256_unpackhi_ps(r[j], r[j + 1]);
@@ -93,9 +92,17 @@ inline void transpose(const float* rows, std::int64_t ld, float* to, std::int64_
             r[j + 2 * k + 1] = _mm256_shuffle_ps(t[j + k], t[j + k + 2], 0xEE);
         }
     for (int k = 0; k < 4; ++k) {
-        _mm256_storeu_ps(to + k * step, _mm256_permute2f128_ps(r[k], r[k + 4], 0x20));
-        _mm256_storeu_ps(to + (k + 4) * step, _mm256_permute2f128_ps(r[k], r[k + 4], 0x31));
+        const __m256 low = r[k], high = r[k + 4];
+        r[k] = _mm256_permute2f128_ps(low, high, 0x20);
+        r[k + 4] = _mm256_permute2f128_ps(low, high, 0x31);
     }
+}
+// to[k * step + j] = rows[j * ld + k]
+inline void transpose(const float* rows, std::int64_t ld, float* to, std::int64_t step) {
+    __m256 r[8];
+    for (int j = 0; j < 8; ++j) r[j] = _mm256_loadu_ps(rows + j * ld);
+    transpose(r);
+    for (int k = 0; k < 8; ++k) _mm256_storeu_ps(to + k * step, r[k]);
 }
 #endif
 

@@ -16,7 +16,7 @@ struct RowMap {
         T* w = p.weights ? static_cast<T*>(p.weights) + row * n : zeros.reserve(n + 64);
         Candidates<T> c{score.reserve(n + 64), key.reserve(n + 64), nullptr};
         Offset<T> at;
-        T cut = first_cut(family, s, n / W * W);  // NaN and +inf pass every cut
+        T cut = first_cut(family, s, n / W * W, at);  // NaN and +inf pass every cut
         std::int64_t j = 0;
         const Vec<T> limit = fill<T>(cut);
         for (j = 0; j + W <= n; j += W) {

@@ -245,9 +245,9 @@ inline bool broken(const Candidates<T>& c) {
 }
 
 // A cut from a whole number of vectors of scores, before any is a candidate. Some keys alone bound
-// the offset of all from below; the largest of each lane and group are a good choice.
+// the offset of all from below, and `at` becomes that bound; the largest of each lane and group are a good choice.
 template <class T>
-inline T first_cut(const Family<T>& family, const T* s, std::int64_t n) {
+inline T first_cut(const Family<T>& family, const T* s, std::int64_t n, Offset<T>& at) {
     constexpr int W = Lanes<T>::W, groups = 4;
     if (family.kind == Kind::softmax) return -std::numeric_limits<T>::infinity();
     const Vec<T> none = fill<T>(-std::numeric_limits<T>::infinity());
@@ -264,7 +264,6 @@ inline T first_cut(const Family<T>& family, const T* s, std::int64_t n) {
     few.count = keep_above(few, -std::numeric_limits<T>::infinity());
     if (few.count == 0) return -std::numeric_limits<T>::infinity();
     few.pad();
-    Offset<T> at;
     bound_below(family, few, at);
     if (!family.steep()) newton(family, few, at, 3, false);
     return cut_below(family, at);

@@ -36,6 +36,7 @@ namespace FENCHEL_VARIANT {
 #include "search.h"
 #include "scores.h"
 #include "gather.h"
+#include "short.h"
 #include "forward.h"
 #include "backward.h"
 #include "rows.h"

@@ -1,0 +1,174 @@
+// Short rows: the thresholds of many rows at once, one row in each lane of a vector. A row of some hundred scores
+// costs little to read and much to branch about, so that every key is visited in every step and no row waits for
+// another's sums. What happens in a lane depends on its own row alone.
+
+constexpr std::int64_t kShortRow = 128;  // keys
+
+template <class T>
+struct ShortRows {
+    static constexpr int W = Lanes<T>::W, V = 2;  // two vectors at once hide each other's latency
+    static constexpr std::int64_t kLanes = kBlock + 16;  // whole pairs of vectors of every width
+
+    Buffer<T> column;  // scores below the row's largest, then distances: [key][row]
+    T top[kLanes];
+    double rest[kLanes];
+    bool broken[kLanes];
+
+    // Rows of n keys each, hidden ones -inf, with room for a vector more: their distances from the threshold. `top` is the largest score, and the threshold top + rest; rows without any key have top = -inf. Square and ramp only.
+    void solve(const Family<T>& family, std::int64_t rows, std::int64_t n, T* const* x) {
+        T* u = column.reserve((n + 8) * kLanes);
+        flip(x, rows, n, u);
+        for (std::int64_t first = 0; first < rows; first += V * W)
+            family.kind == Kind::square ? lanes<Kind::square>(family, n, u + first, first)
+                                        : lanes<Kind::ramp>(family, n, u + first, first);
+    }
+    // Distances back into rows.
+    void write(std::int64_t rows, std::int64_t n, T* const* x) const { flop(column.get(), rows, n, x); }
+
+    // Distances become weights, [key][row]; NaN in rows without an answer.
+    const T* weigh(const Family<T>& family, std::int64_t rows, std::int64_t n) {
+        T* u = column.get();
+        for (std::int64_t first = 0; first < rows; first += W) {
+            Vec<T> extra{};
+            for (int i = 0; i < W; ++i) extra[i] = broken[first + i] ? std::numeric_limits<T>::quiet_NaN() : T(0);
+            for (std::int64_t j = 0; j < n; ++j) {
+                Vec<T> p, r;
+                const Vec<T> d = load<T>(u + j * kLanes + first);
+                family.kind == Kind::square ? weigh_lane<Kind::square>(family, d, p, r) : weigh_lane<Kind::ramp>(family, d, p, r);
+                store<T>(u + j * kLanes + first, p + extra);
+            }
+        }
+        return u;
+    }
+    template <Kind K>
+    static void weigh_lane(const Family<T>& family, Vec<T> d, Vec<T>& p, Vec<T>& r) {
+        fenchel::FENCHEL_VARIANT::weigh<T, K>(family, d, p, r);
+    }
+
+    template <Kind K>
+    void lanes(const Family<T>& family, std::int64_t n, T* u, std::int64_t first) {
+        const Vec<T> hidden = fill<T>(-std::numeric_limits<T>::infinity()), most = fill<T>(std::numeric_limits<T>::max());
+        Vec<T> best[V], high[V], low[V];
+        Mask<T> bad[V] = {};
+        for (int v = 0; v < V; ++v) best[v] = hidden;
+        for (std::int64_t j = 0; j < n; ++j)
+            for (int v = 0; v < V; ++v) {
+                const Vec<T> s = load<T>(u + j * kLanes + v * W);
+                best[v] = s > best[v] ? s : best[v];
+                bad[v] |= ~(s <= most);
+            }
+        for (int v = 0; v < V; ++v) {
+            store<T>(top + first + v * W, best[v]);
+            for (int i = 0; i < W; ++i) broken[first + v * W + i] = bad[v][i] != 0;
+            best[v] = best[v] > hidden ? best[v] : Vec<T>{};
+        }
+        for (std::int64_t j = 0; j < n; ++j)
+            for (int v = 0; v < V; ++v) store<T>(u + j * kLanes + v * W, load<T>(u + j * kLanes + v * W) - best[v]);
+        threshold<K>(family, n, u, rest + first);
+        split(rest + first, high, low);
+        for (std::int64_t j = 0; j < n; ++j)
+            for (int v = 0; v < V; ++v)
+                store<T>(u + j * kLanes + v * W, (load<T>(u + j * kLanes + v * W) - high[v]) - low[v]);
+    }
+
+    static void split(const double* at, Vec<T>* high, Vec<T>* low) {
+        T whole[V * W], left[V * W];
+        for (int i = 0; i < V * W; ++i) {
+            whole[i] = T(at[i]);
+            left[i] = T(at[i] - double(whole[i]));
+        }
+        for (int v = 0; v < V; ++v) {
+            high[v] = load<T>(whole + v * W);
+            low[v] = load<T>(left + v * W);
+        }
+    }
+
+    // Newton's steps from the left, as in `newton`; a lane that has arrived stays where it is.
+    template <Kind K>
+    static void threshold(const Family<T>& family, std::int64_t n, const T* u, double* at) {
+        constexpr double ulp = std::numeric_limits<T>::epsilon();
+        const double tolerance = K == Kind::square ? 0.25 * std::sqrt(ulp) : 0.25 * ulp, room = family.room(1);
+        double running[V * W], mass[V * W], slope[V * W];
+        for (int i = 0; i < V * W; ++i) running[i] = 1, at[i] = -room;
+        for (int k = 0; k < 60; ++k) {
+            sums<K>(family, n, u, at, mass, slope);
+            double any = 0;
+            for (int i = 0; i < V * W; ++i) {
+                const double gain = K == Kind::square ? 2 - 2 / std::sqrt(mass[i]) : 1 - 1 / mass[i];
+                const double step = mass[i] * gain / slope[i];
+                const double taken = step == step ? step : 0;  // a row without keys, or with NaN
+                at[i] += running[i] * taken;
+                running[i] = std::fabs(taken) * slope[i] > tolerance * mass[i] ? running[i] : 0;
+                any += running[i];
+            }
+            if (any == 0) return;
+        }
+    }
+
+    template <Kind K>
+    static void sums(const Family<T>& family, std::int64_t n, const T* u, const double* at, double* mass, double* slope) {
+        const Vec<T> none{}, one = fill<T>(1);
+        Vec<T> high[V], low[V];
+        split(at, high, low);
+        for (int i = 0; i < V * W; ++i) mass[i] = slope[i] = 0;
+        for (std::int64_t start = 0; start < n; start += kShort) {  // short sums in T, long ones in double
+            const std::int64_t stop = std::min(start + kShort, n);
+            Vec<T> p[V] = {}, r[V] = {};
+            for (std::int64_t j = start; j < stop; ++j)
+                for (int v = 0; v < V; ++v) {
+                    const Vec<T> d = at_least<T>((load<T>(u + j * kLanes + v * W) - high[v]) - low[v], 0);
+                    if constexpr (K == Kind::square) {
+                        const Vec<T> y = d * family.e;
+                        p[v] += y * y;
+                        r[v] += y;
+                    } else {
+                        p[v] += d;
+                        r[v] += d > none ? one : none;
+                    }
+                }
+            T short_mass[V * W], short_slope[V * W];
+            for (int v = 0; v < V; ++v) {
+                store<T>(short_mass + v * W, p[v]);
+                store<T>(short_slope + v * W, r[v]);
+            }
+            for (int i = 0; i < V * W; ++i) {
+                mass[i] += double(short_mass[i]);
+                slope[i] += double(short_slope[i]);
+            }
+        }
+    }
+
+    // Rows to lanes; lanes without a row are hidden.
+    static void flip(T* const* x, std::int64_t rows, std::int64_t n, T* u) {
+        std::int64_t i = 0;
+#if defined(__AVX2__)
+        if constexpr (sizeof(T) == 4)
+            for (; i + 8 <= rows; i += 8)
+                for (std::int64_t j = 0; j < n; j += 8) {
+                    __m256 r[8];
+                    for (int k = 0; k < 8; ++k) r[k] = _mm256_loadu_ps(x[i + k] + j);
+                    transpose(r);
+                    for (int k = 0; k < 8; ++k) _mm256_storeu_ps(u + (j + k) * kLanes + i, r[k]);
+                }
+#endif
+        for (; i < rows; ++i)
+            for (std::int64_t j = 0; j < n; ++j) u[j * kLanes + i] = x[i][j];
+        for (; i < padded(rows, V * W); ++i)
+            for (std::int64_t j = 0; j < n; ++j) u[j * kLanes + i] = -std::numeric_limits<T>::infinity();
+    }
+    static void flop(const T* u, std::int64_t rows, std::int64_t n, T* const* x) {
+        std::int64_t i = 0;
+#if defined(__AVX2__)
+        if constexpr (sizeof(T) == 4)
+            for (; i + 8 <= rows; i += 8)
+                for (std::int64_t j = 0; j < n; j += 8) {
+                    __m256 r[8];
+                    for (int k = 0; k < 8; ++k) r[k] = _mm256_loadu_ps(u + (j + k) * kLanes + i);
+                    transpose(r);
+                    for (int k = 0; k < 8; ++k) _mm256_storeu_ps(x[i + k] + j, r[k]);
+                }
+#endif
+        for (; i < rows; ++i)
+            for (std::int64_t j = 0; j < n; ++j) x[i][j] = u[j * kLanes + i];
+    }
+};
