@@ -14,8 +14,8 @@ from fenchel._kernels.attention import (
     FAR,
     Arguments,
     Gradients,
+    attend,
     register_derivative,
-    tsallis_attention,
 )
 from fenchel._kernels.route import (
     Path,
@@ -265,8 +265,7 @@ def run_kernels(x: Arguments) -> Tensor:
     """The operator, which keeps supports where a derivative may be asked for."""
     trains = (tensor is not None and tensor.requires_grad for tensor in x.tensors.values())
     save = torch.is_grad_enabled() and any(trains)
-    output: Tensor = tsallis_attention(**x._asdict(), save=save)[0]
-    return output
+    return attend(x, save)
 
 
 def _rows(parameter: Tensor, call: AttentionCall, name: str) -> Tensor:

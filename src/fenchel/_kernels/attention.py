@@ -14,7 +14,6 @@ The derivative calls the backward operator; one that is to be differentiated aga
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -239,14 +238,14 @@ def _check_saved(x: Arguments, gradient: Tensor, saved: Saved) -> None:
     check(saved.saved_distance, "saved_distance", saved.saved_key.shape, dtypes)
 
 
-class _Problem(NamedTuple):
+class Problem(NamedTuple):
     """The struct, and the tensors that it points to."""
 
     struct: Any
     tensors: list[Tensor]
 
 
-def _problem(x: Arguments, saved: Saved) -> _Problem:
+def _problem(x: Arguments, saved: Saved) -> Problem:
     p: Any = AttentionProblem()
     kept: list[Tensor] = []
 
@@ -281,7 +280,7 @@ def _problem(x: Arguments, saved: Saved) -> _Problem:
         p.offset, p.count = saved.offset.data_ptr(), saved.support_size.data_ptr()
     p.capacity = saved.saved_key.numel() // (_blocks(x) or 1)
     p.saved_key, p.saved_distance = saved.saved_key.data_ptr(), saved.saved_distance.data_ptr()
-    return _Problem(p, kept)
+    return Problem(p, kept)
 
 
 def _rows_in_order(table: Tensor) -> Tensor:
@@ -291,6 +290,35 @@ def _rows_in_order(table: Tensor) -> Tensor:
     small = table[:1] if table.stride(0) == 0 else table
     small = small[:, :1] if table.stride(1) == 0 else small
     return small.contiguous().expand(table.shape)
+
+
+class Description:
+    """A call, checked and laid out for the kernel, that runs with any operands of these shapes."""
+
+    def __init__(self, x: Arguments, save: bool) -> None:
+        _check(x)
+        outputs = _forward_outputs(x, save)
+        self._problem, self._kept = _problem(x, Saved(*outputs[1:]))
+        self._kept.append(x.eps)
+        self._problem.output = view(outputs[0])
+        self._outputs = [(output.shape, output.dtype) for output in outputs]
+        self._save = save
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """What the operator returns."""
+        p: Any = AttentionProblem.from_buffer_copy(self._problem)
+        wanted = self._outputs if self._save else self._outputs[:1]
+        outputs = tuple(query.new_empty(shape, dtype=dtype) for shape, dtype in wanted)
+        p.query.data, p.key.data = query.data_ptr(), key.data_ptr()
+        p.value.data, p.output.data = value.data_ptr(), outputs[0].data_ptr()
+        if self._save:
+            saved = Saved(*outputs[1:])
+            p.offset, p.count = saved.offset.data_ptr(), saved.support_size.data_ptr()
+            p.saved_key = saved.saved_key.data_ptr()
+            p.saved_distance = saved.saved_distance.data_ptr()
+        p.threads = torch.get_num_threads()
+        run("attention", p)
+        return outputs
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -433,37 +461,93 @@ tsallis_attention_backward = register_native(
 
 Gradients = dict[str, Tensor | None]
 Differentiable = Callable[[Arguments, Tensor, dict[str, bool]], Gradients]
+_NAMES = tuple(_TENSORS)
 
 
 def register_derivative(differentiable: Differentiable) -> None:
     """Join the two operators. differentiable: (arguments, gradient, which are needed) -> gradients
     by name, in operations that can be differentiated again."""
+    _Attention.differentiable = staticmethod(differentiable)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x = Arguments(*inputs[:-1])
-        ctx.set_materialize_grads(False)  # what is kept for the backward pass is no result
-        ctx.save_for_backward(*x.tensors.values(), *output[1:])
-        ctx.arguments = x._replace(**dict.fromkeys(_TENSORS))  # type: ignore[arg-type]
+        _save(ctx, Arguments(*inputs[:-1]), output)
 
     def backward(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        nothing = (None,) * (len(Arguments._fields) + 1)
-        tensors = ctx.saved_tensors  # read once: a checkpoint makes them again at each reading
-        if gradient is None:
-            return nothing
-        x = ctx.arguments._replace(**dict(zip(_TENSORS, tensors, strict=False)))
-        needed = dict(zip(Arguments._fields, ctx.needs_input_grad, strict=False))
-        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        compute = differentiable if again else partial(_gradients, Saved(*tensors[len(_TENSORS) :]))
-        gradients = compute(x, gradient, needed)
-        per_argument = (gradients.get(name) if needed[name] else None for name in Arguments._fields)
-        return *per_argument, None
+        return *_differentiate(ctx, gradient, tsallis_attention_backward), None
 
     torch.library.register_autograd("fenchel::tsallis_attention", backward, setup_context=save)
 
 
-def _gradients(saved: Saved, x: Arguments, gradient: Tensor, needed: dict[str, bool]) -> Gradients:
+def attend(x: Arguments, save: bool) -> Tensor:
+    """The operator, or what it does, without torch's dispatcher, where nobody listens to that."""
+    if save and not torch.compiler.is_compiling() and not _is_watched(x):
+        output: Tensor = _Attention.apply(*x)  # type: ignore[no-untyped-call]
+        return output
+    output = tsallis_attention(**x._asdict(), save=save)[0]
+    return output
+
+
+def _is_watched(x: Arguments) -> bool:
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return True
+    return any(t is not None and type(t) not in _USUAL for t in x[: len(_NAMES)])
+
+
+_USUAL = (Tensor, torch.nn.Parameter)
+
+
+class _Attention(torch.autograd.Function):
+    """Both operators called as functions, which takes a third of the time."""
+
+    differentiable: Differentiable
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        x = Arguments(*arguments)
+        outputs = _forward(*x, True)
+        _save(ctx, x, outputs)
+        return outputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _differentiate(ctx, gradient, _backward_by_name)
+
+
+def _backward_by_name(gradient: Tensor, *, output_mask: list[bool], **rest: Any) -> Any:
+    x = (rest[name] for name in Arguments._fields)
+    return _backward(gradient, *x, *(rest[name] for name in Saved._fields), output_mask)
+
+
+def _save(ctx: Any, x: Arguments, outputs: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)  # what is kept for the backward pass is no result
+    ctx.save_for_backward(*x.tensors.values(), *outputs[1:])
+    ctx.arguments = x._replace(**dict.fromkeys(_NAMES))  # type: ignore[arg-type]
+
+
+def _differentiate(ctx: Any, gradient: Tensor | None, operator: Any) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors  # read once: a checkpoint makes them again at each reading
+    if gradient is None:
+        return (None,) * len(Arguments._fields)
+    x = ctx.arguments._replace(**dict(zip(_NAMES, tensors, strict=False)))
+    needed = dict(zip(Arguments._fields, ctx.needs_input_grad, strict=False))
+    gradients = differentiate(x, Saved(*tensors[len(_NAMES) :]), gradient, needed, operator)
+    return tuple(gradients.get(name) if needed[name] else None for name in Arguments._fields)
+
+
+def differentiate(
+    x: Arguments, saved: Saved, gradient: Tensor, needed: dict[str, bool], operator: Any = None
+) -> Gradients:
+    """Gradients by name, from the kernel; in torch's operations if they are to be followed, too."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _Attention.differentiable(x, gradient, needed)
+    return _gradients(operator or _backward_by_name, saved, x, gradient, needed)
+
+
+def _gradients(
+    operator: Any, saved: Saved, x: Arguments, gradient: Tensor, needed: dict[str, bool]
+) -> Gradients:
     """By the backward operator."""
-    query, key, value, *others = tsallis_attention_backward(
+    query, key, value, *others = operator(
         gradient,
         **x._asdict(),
         **saved._asdict(),
