@@ -15,7 +15,7 @@ from fenchel._numerics import NonFiniteError
 from fenchel._solution import Solution, SolveError, Status
 from fenchel._solve import solve
 from fenchel._version import __version__
-from fenchel.regularizers import Budget, Fused, Norm, Regularizer, Shannon, Tsallis
+from fenchel.regularizers import Budget, Norm, Regularizer, Shannon, Tsallis
 
 if TYPE_CHECKING:
     from fenchel import bounds, continuous, dual, hf, lens, measures, nn, testing
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from fenchel._attention.solution import AttentionSolution, attention_solution
     from fenchel._info import info
     from fenchel._losses import fenchel_young_loss
+    from fenchel.regularizers import Fused
 
 # Functions and rooms that load when they are first touched: `fl.nn` is enough.
 _LATER = {
     "AttentionSolution": "fenchel._attention.solution",
+    "Fused": "fenchel.regularizers.fused",
     "attention_solution": "fenchel._attention.solution",
     "fenchel_young_loss": "fenchel._losses",
     "info": "fenchel._info",

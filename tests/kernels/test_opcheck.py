@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fenchel.dual  # noqa: F401 - registers two operators
-from fenchel._kernels import attention, average, continuous, rows
+from fenchel._kernels import attention, attention_call, average, continuous, rows
 from fenchel._kernels.budget import budget_threshold
 from fenchel._kernels.norm import norm_threshold
 from fenchel._kernels.total_variation import components, tv_chain, tv_grid
@@ -29,7 +29,7 @@ def attention_arguments():
     eps = torch.full((2, 4, 50), 0.5, dtype=F64)
     mask = (torch.rand(50, 50, generator=g) < 0.7).expand(2, 4, 50, 50)
     bias = torch.randn(2, 4, 50, 50, generator=g)
-    plain = attention.Arguments(query, key, value, eps, mask, bias, scale=0.25, highest=0)
+    plain = attention_call.Arguments(query, key, value, eps, mask, bias, scale=0.25, highest=0)
     return plain._replace(queries=50, longest_query=50, longest_key=50)._asdict()
 
 
@@ -48,9 +48,16 @@ def packed_arguments():
     starts = torch.tensor([0, 13, 13, 50])
     lengths = {"longest_query": 37, "longest_key": 37}
     relative = normal(1, 4, 73, dtype=torch.float32)
-    return arguments | one | lengths | {
-        "query_start": starts, "key_start": starts, "relative": relative,
-    }
+    return (
+        arguments
+        | one
+        | lengths
+        | {
+            "query_start": starts,
+            "key_start": starts,
+            "relative": relative,
+        }
+    )
 
 
 def attention_backward(arguments, *wanted):
@@ -58,7 +65,12 @@ def attention_backward(arguments, *wanted):
     output, *saved = attention.tsallis_attention(**arguments, save=True)
     names = ("offset", "support_size", "saved_key", "saved_distance")
     kept = dict(zip(names, saved, strict=True))
-    return {"gradient": torch.ones_like(output), **arguments, **kept, "output_mask": [x in wanted for x in attention.TRAINED]}
+    return {
+        "gradient": torch.ones_like(output),
+        **arguments,
+        **kept,
+        "output_mask": [x in wanted for x in attention_call.TRAINED],
+    }
 
 
 def averages():
@@ -88,7 +100,7 @@ def mixtures():
 NATIVE = [
     (attention.tsallis_attention, lambda: {**attention_arguments(), "save": True}),
     (attention.tsallis_attention, lambda: {**structured_arguments(), "save": True}),
-    (attention.tsallis_attention, lambda: {**packed_arguments(), "save": False}),
+    (attention.tsallis_attention, lambda: {**packed_arguments(), "save": True}),
     *(
         (
             attention.tsallis_attention_backward,

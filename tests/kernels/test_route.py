@@ -36,9 +36,13 @@ def test_the_last_path_is_not_asked():
 @needs.kernels("what runs where they are")
 def test_explain_says_what_runs(operands):
     assert fl.explain(*operands, fl.Tsallis(1.5)).path == "native kernels"
-    alibi = fl.explain(*operands, fl.Tsallis(1.5), base=fl.priors.ALiBi(2))
-    assert alibi.path == "native kernels, tile by tile"
-    assert "never stored whole" in alibi.against["native kernels"]
+    assert fl.explain(*operands, fl.Tsallis(1.5), base=fl.priors.ALiBi(2)).path == "native kernels"
+    custom = fl.priors.Custom(lambda b, h, i, j: (i - j).double())
+    general = fl.explain(*operands, fl.Tsallis(1.5), attn_mask=custom)
+    assert general.path == "native kernels, tile by tile"
+    assert "no numbers describe" in general.against["native kernels"]
+    window = fl.explain(*operands, attn_mask=fl.priors.SlidingWindow(2))
+    assert window.path == "native kernels"
     assert fl.explain(*operands).path == "torch's fused attention"
     norm = fl.explain(*operands, fl.Norm(2.0))
     assert norm.path == "tiles of torch operations"

@@ -112,6 +112,7 @@ def _attend_biased(call: AttentionCall, regularizer: Shannon) -> Tensor:
     """A tile with everything that is not the product put into one additive mask."""
     bias = call.query.new_zeros(())
     if call.bias is not None:
+        assert isinstance(call.bias, Tensor)  # priors take another path
         scaled = call.bias.to(bias.dtype) / regularizer.temperature
         lowest = torch.finfo(bias.dtype).min  # finite scores stay finite: -inf alone hides
         bias = bias + torch.where(call.bias > -torch.inf, scaled.clamp(min=lowest), scaled)

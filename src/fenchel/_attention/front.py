@@ -64,24 +64,15 @@ def attention(
     if getattr(query, "is_nested", False):
         from fenchel._attention.packed import attend_jagged
 
-        return attend_jagged(
-            query,
-            key,
-            value,
-            regularizer=regularizer,
-            base=base,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            scale=scale,
-            dropout_p=dropout_p,
-            enable_gqa=enable_gqa,
-            softcap=softcap,
-        )
+        options: dict[str, Any] = {"regularizer": regularizer, "base": base, "attn_mask": attn_mask}
+        options |= {"is_causal": is_causal, "scale": scale, "softcap": softcap}
+        options |= {"dropout_p": dropout_p, "enable_gqa": enable_gqa}
+        return attend_jagged(query, key, value, **options)
     numbers = (dropout_p, is_causal, scale, enable_gqa, softcap)
     kind = key_of((query, key, value), regularizer, (base, attn_mask), numbers)
     again = None if kind is None else recall(kind)
     if again is not None:
-        return again(query, key, value)
+        return again.run(query, key, value)
     regularizer = resolve_regularizer(regularizer)
     call = prepare(
         query,
@@ -98,7 +89,9 @@ def attention(
     path, _ = choose(_paths(call, regularizer))
     if kind is not None and path.name == NATIVE_PATH:
         shape = torch.Size((*call.lead, call.query.shape[2], call.value.shape[3]))
-        remember(kind, arguments(CallNumbers(call), regularizer), shape)
+        assert isinstance(regularizer, Tsallis)
+        plan = remember(kind, arguments(CallNumbers(call), regularizer), shape)
+        return plan.run(query, key, value)  # as the next ones: checkpoints count what is saved
     return call.restore(path.run())
 
 

@@ -17,7 +17,7 @@ from fenchel._attention.sparse import (
     attend_by_sequence,
     run_kernels,
 )
-from fenchel._kernels.attention import Arguments
+from fenchel._kernels.attention_call import Arguments
 from fenchel._kernels.route import against_sparse_attention
 from fenchel._numerics import check_tensor
 from fenchel.priors.contract import Prior, Structure
@@ -94,9 +94,11 @@ def attend_jagged(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> 
             "torch.nested.nested_tensor(..., layout=torch.jagged).transpose(1, 2) is"
         )
     rows = [x.transpose(1, 2) for x in tensors]
-    starts = [x.offsets() for x in rows]
-    packed = varlen_attention(*(x.values() for x in rows), *starts[:2], **options)
-    return torch.nested.nested_tensor_from_jagged(packed, starts[0]).transpose(1, 2)
+    starts: list[Tensor] = [x.offsets() for x in rows]  # type: ignore[attr-defined]
+    q, k, v = (x.values() for x in rows)
+    packed = varlen_attention(q, k, v, starts[0], starts[1], **options)
+    jagged: Tensor = torch.nested.nested_tensor_from_jagged(packed, starts[0])
+    return jagged.transpose(1, 2)
 
 
 def _check_packed(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -137,9 +139,7 @@ def _starts(starts: Tensor, tokens: Tensor, name: str) -> Tensor:
     return starts
 
 
-def _attend(
-    call: AttentionCall, regularizer: Regularizer, starts: tuple[Tensor, Tensor]
-) -> Tensor:
+def _attend(call: AttentionCall, regularizer: Regularizer, starts: tuple[Tensor, Tensor]) -> Tensor:
     """(1, head, tokens, d_value)"""
     numbers = _PackedNumbers(call, starts)
     if not numbers.complete:
@@ -178,15 +178,16 @@ class _PackedNumbers(CallNumbers):
     def __init__(self, call: AttentionCall, starts: tuple[Tensor, Tensor]) -> None:
         self.starts = starts
         self.lengths = starts[0].diff(), starts[1].diff()
-        self.longest = tuple(int(x.max()) if len(x) else 0 for x in self.lengths)
+        self.longest_query, self.longest_key = (int(x.max()) if len(x) else 0 for x in self.lengths)
         super().__init__(call)
 
     def _numbers(self, term: Tensor | Prior | None) -> Structure | None:
         if not isinstance(term, Prior):
             return None
         device = self.call.query.device
-        near = term.structure(*self.longest, 0, device)
-        tokens = term.structure(*self.call.scores_shape[2:], 0, device)
+        queries, keys = self.call.scores_shape[2:]
+        near = term.structure(self.longest_query, self.longest_key, 0, device)
+        tokens = term.structure(queries, keys, 0, device)
         if near is None or tokens is None:
             return None
         before = torch.repeat_interleave(self.starts[1][:-1], self.lengths[0])  # of each query
@@ -195,11 +196,10 @@ class _PackedNumbers(CallNumbers):
 
     def pack(self, x: Arguments) -> Arguments:
         """The same call for the kernels of packed sequences."""
-        longest_query, longest_key = self.longest
         return x._replace(
             query_start=self.starts[0],
             key_start=self.starts[1],
-            longest_query=longest_query,
-            longest_key=longest_key,
+            longest_query=self.longest_query,
+            longest_key=self.longest_key,
             queries=x.query.shape[2],
         )

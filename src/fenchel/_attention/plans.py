@@ -8,16 +8,16 @@ kept for calls whose description depends on no number in a tensor.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fenchel._kernels.attention import Arguments, Description, Saved, differentiate
+from fenchel._kernels.attention import differentiate
+from fenchel._kernels.attention_call import Arguments, Description, Saved
 from fenchel._kernels.route import chosen_kernels
 from fenchel._numerics import transformed
-from fenchel.priors.contract import Prior, Product, Shifted
+from fenchel.priors.contract import Product, Shifted
 from fenchel.priors.kinds import ALiBi, Causal, SlidingWindow
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -58,7 +58,7 @@ class _Planned(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors  # read once: a checkpoint makes them again at each reading
         if gradient is None:
             return (None,) * 4
@@ -127,14 +127,14 @@ def _is_watched() -> bool:
     )
 
 
-def recall(key: Key) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """What runs such a call, if there was one before."""
-    plan = _PLANS.get(key)
-    return None if plan is None else plan.run
+def recall(key: Key) -> Plan | None:
+    """The plan of such a call, if there was one before."""
+    return _PLANS.get(key)
 
 
-def remember(key: Key, x: Arguments, shape: torch.Size) -> None:
+def remember(key: Key, x: Arguments, shape: torch.Size) -> Plan:
     """The kernels run this call: the next one of its kind can go to them at once."""
     if len(_PLANS) >= _MOST:
         _PLANS.clear()
-    _PLANS[key] = Plan(x, shape)
+    plan = _PLANS[key] = Plan(x, shape)
+    return plan

@@ -10,13 +10,8 @@ from torch import Tensor
 
 from fenchel._attention.call import AttentionCall, lay_out, rounded_base, unexpand
 from fenchel._attention.tiled import TILES, StoredLogMass, by_tiles, log_mass_of_tile, tiled
-from fenchel._kernels.attention import (
-    FAR,
-    Arguments,
-    Gradients,
-    attend,
-    register_derivative,
-)
+from fenchel._kernels.attention import Gradients, attend, register_derivative
+from fenchel._kernels.attention_call import FAR, Arguments
 from fenchel._kernels.route import (
     Path,
     Reason,
@@ -186,20 +181,18 @@ def _lay_out_numbers(numbers: Structure, call: AttentionCall) -> Structure:
     dtype = compute_dtype(call.query.dtype)
     kinds = {"relative": dtype, "of_key": dtype, "sink": torch.float64}
     kinds |= {"start": torch.int64, "stop": torch.int64}
-    tensors = {name: getattr(numbers, name) for name in kinds}
-    return replace(
-        numbers,
-        **{
-            name: lay_out(tensor.to(kinds[name]), call, 0 if name == "sink" else 1)
-            for name, tensor in tensors.items()
-            if tensor is not None
-        },
-    )
+    laid_out: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        tensor = getattr(numbers, name)
+        if tensor is not None:
+            laid_out[name] = lay_out(tensor.to(kind), call, 0 if name == "sink" else 1)
+    return replace(numbers, **laid_out)
 
 
 def _seen(bias: Structure | None, base: Structure | None) -> dict[str, Any]:
     """What both priors let a query see."""
-    only = [replace(x, **dict.fromkeys(_SCORED)) for x in (bias, base) if x is not None]
+    nothing: dict[str, Any] = dict.fromkeys(_SCORED)
+    only = [replace(x, **nothing) for x in (bias, base) if x is not None]
     joined = only[0] if len(only) == 1 else only[0] * only[1]
     return {name: getattr(joined, name) for name in _RANGES}
 
@@ -360,7 +353,8 @@ def _structures(x: Arguments) -> tuple[Prior | None, Prior | None]:
 
 def split_sequences(x: Arguments) -> list[tuple[int, int, Arguments]]:
     """First and last + 1 query, and the call, of each of the packed sequences."""
-    assert x.query_start is not None and x.key_start is not None
+    assert x.query_start is not None
+    assert x.key_start is not None
     queries, keys = x.query_start.diff().tolist(), x.key_start.diff().tolist()
     calls = []
     first_query = first_key = 0

@@ -7,7 +7,6 @@ sentences for `fenchel.explain`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -236,17 +235,17 @@ def _least_of_largest(numbers: Structure, dtype: torch.dtype) -> float:
 
 def _seen_by_all(numbers: Structure) -> slice:
     """Among relative positions: those of keys that every query sees, or all if there are none."""
-    first = max(0, -math.inf if numbers.lowest is None else numbers.lowest)
+    first = max(0, numbers.lowest or 0)
     last = numbers.keys - numbers.queries
     last = last if numbers.highest is None else min(last, numbers.highest)
-    place = torch.arange(numbers.queries) + int(first)
+    place = torch.arange(numbers.queries) + first
     inside = numbers.start is None or not has(numbers.start > place)
     inside = inside and (numbers.stop is None or not has(numbers.stop <= place))
     if first > last or not inside:
         return slice(None)
     if numbers.start is not None or numbers.stop is not None:
         last = first
-    return slice(int(first) + numbers.queries - 1, int(last) + numbers.queries)
+    return slice(first + numbers.queries - 1, last + numbers.queries)
 
 
 def against_sdpa(

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fenchel._kernels.library import RowsGradient, RowsProblem, code, run
 from fenchel._kernels.operands import FULL, Axis, check, check_keys, register_native
-from fenchel._kernels.total_variation import components, group_means
 from fenchel._numerics import where
 
 # The parameter: alpha - 1, alpha - 1, k, the strength; the range that the kernels take.
@@ -150,6 +149,8 @@ def _fused(gradient: Tensor, weights: Tensor, _: float) -> Tensor:
     together = on[..., 1:] & (weights[..., 1:] == weights[..., :-1])
     cut = torch.nn.functional.pad(~together, (0, 1), value=True)
     share = on.to(weights.dtype)
+    from fenchel._kernels.total_variation import components, group_means  # of Fused alone
+
     labels = components(~cut.unsqueeze(-2), False)
     return group_means(share * (gradient - _mean(gradient, share)), labels)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +52,8 @@ class Structure:
         return all(getattr(self, field.name) is None for field in fields(self)[2:])
 
 
-def _join(both, first, second):  # type: ignore[no-untyped-def]  # of what is not None
+def _join(both: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+    """Of what is not None."""
     if first is None or second is None:
         return second if first is None else first
     return both(first, second)

@@ -215,9 +215,7 @@ class KeyPadding(Prior):
         self, queries: int, keys: int, offset: int, device: torch.device
     ) -> Structure | None:
         lengths = self.lengths.to(device=device, dtype=torch.int64)
-        return Structure(
-            queries, keys, stop=lengths.unsqueeze(-1).expand(*lengths.shape, queries)
-        )
+        return Structure(queries, keys, stop=lengths.unsqueeze(-1).expand(*lengths.shape, queries))
 
     def check(self, shape: torch.Size) -> None:
         # Broadcasting alone would take a batch of lengths for heads where both are as many.
@@ -450,7 +448,7 @@ class Custom(Prior):
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         lead = () if self.shape is None else tuple(self.shape[:-2])
-        batch, heads = ((1, 1) + lead)[-2:]
+        batch, heads = (1, 1, *lead)[-2:]
         device = rows.device
         made = self.function(
             torch.arange(batch, device=device)[:, None, None, None],

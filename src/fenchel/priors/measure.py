@@ -102,7 +102,9 @@ def check_base(base: object) -> None:
 
 def _from_prior(prior: Prior, shape: torch.Size, like: Tensor) -> Base:
     if prior.sink is not None:
-        raise ValueError("a Sink adds a null key, which `attention` has and a row of scores has not")
+        raise ValueError(
+            "a Sink adds a null key, which `attention` has and a row of scores has not"
+        )
     prior = prior.bind(shape if len(shape) > 1 else torch.Size((1, *shape)))
     queries = shape[-2] if len(shape) > 1 else 1
     rows = torch.arange(queries, device=like.device)

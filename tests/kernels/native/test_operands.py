@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fenchel._kernels import attention, average, continuous, rows
+from fenchel._kernels import attention, attention_call, average, continuous, rows
 from fenchel._kernels.library import BLOCK
 from tests.kernels.native.cases import needs_library
 
@@ -42,7 +42,7 @@ def _attention(keys=7):
 def _numbers(queries=5, keys=7):
     """All other arguments of the operator."""
     tensors = dict.fromkeys(("query", "key", "value", "eps"))
-    numbers = attention.Arguments(**tensors, scale=0.25, dropout=0.5, queries=queries)
+    numbers = attention_call.Arguments(**tensors, scale=0.25, dropout=0.5, queries=queries)
     numbers = numbers._replace(longest_query=queries, longest_key=keys)._asdict()
     return {name: value for name, value in numbers.items() if name not in _attention()}
 
@@ -53,7 +53,7 @@ def _attention_backward(keys=7):
     saved = dict(
         zip(("offset", "support_size", "saved_key", "saved_distance"), outputs[1:], strict=True)
     )
-    numbers = {**_numbers(keys=keys), "output_mask": [True] * len(attention.TRAINED)}
+    numbers = {**_numbers(keys=keys), "output_mask": [True] * len(attention_call.TRAINED)}
     return {"gradient": torch.ones_like(outputs[0]), **operands, **numbers, **saved}
 
 
@@ -228,7 +228,7 @@ def test_the_message_says_what_was_expected():
             {"key": _normal(2, 0, 7, 16), "value": _normal(2, 0, 7, 3)},
             "multiple of key's 0 heads",
         ),
-        ("attention", {"longest_key": 8}, "must be the lengths, got"),
+        ("attention", {"longest_key": 8}, r"relative must have shape \(2, 4, 12\)"),
         ("attention", {"sink": None}, "sink_log_mass needs a sink"),
         ("attention", {"query_start": torch.tensor([0, 5])}, "query_start and key_start"),
         (
@@ -275,7 +275,7 @@ def test_numbers_out_of_range(name, changes, message):
 def test_starts_that_lead_outside(starts, message):
     x, eps = _normal(1, 2, 5, 4), torch.full((1, 2, 5), 0.5, dtype=F64)
     starts = torch.tensor(starts, dtype=torch.int64)
-    packed = attention.Arguments(x, x, x, eps, query_start=starts, key_start=starts)
+    packed = attention_call.Arguments(x, x, x, eps, query_start=starts, key_start=starts)
     packed = packed._replace(longest_query=3, longest_key=3)
     with pytest.raises(ValueError, match=message):
         attention.tsallis_attention(**packed._asdict(), save=False)
@@ -286,7 +286,7 @@ def test_saved_by_a_call_with_more_keys():
     few, many = _attention_backward(400), _attention_backward(500)
     saved = {name: many[name] for name in ("offset", "support_size", "saved_key", "saved_distance")}
     assert saved["saved_key"].shape == few["saved_key"].shape
-    pools = saved["saved_key"].split(BLOCK * attention.ROOM)
+    pools = saved["saved_key"].split(BLOCK * attention_call.ROOM)
     used = zip(pools, saved["support_size"].flatten(0, 1).sum(-1).tolist(), strict=True)
     assert max(int(pool[:count].max()) for pool, count in used) >= 400
     with pytest.raises(ValueError, match="of a call with other operands"):
@@ -323,7 +323,7 @@ def test_nothing_to_attend(sizes):
     gradients = attention.tsallis_attention_backward(
         gradient=output,
         **{**numbers, **operands, **dict(zip(names, saved, strict=True))},
-        output_mask=[False] * len(attention.TRAINED),
+        output_mask=[False] * len(attention_call.TRAINED),
     )
     for gradient, name in zip(gradients, ("query", "key", "value"), strict=False):
         assert gradient.shape == operands[name].shape

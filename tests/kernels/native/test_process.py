@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel._kernels import attention, library
+from fenchel._kernels import attention, attention_call, library
 from tests import needs
 from tests.kernels.native.cases import needs_library
 
@@ -225,7 +225,7 @@ def test_operator_without_any_batch():
         try:
             faulthandler.disable()
             torch.set_num_threads(1)
-            call = attention.Arguments(x, x, x, eps, longest_query=3, longest_key=3)
+            call = attention_call.Arguments(x, x, x, eps, longest_query=3, longest_key=3)
             attention.tsallis_attention(*call, False)
             code = 0
         finally:
