@@ -27,6 +27,8 @@ struct Family {
     double room(double mass) const {
         if (kind == Kind::softmax) return -std::log(mass);
         if (kind == Kind::gentle) return std::expm1(-eps * std::log(mass)) / eps;
+        if (kind == Kind::square) return 2 / std::sqrt(mass);
+        if (kind == Kind::ramp) return 1 / mass;
         return mass == 1 ? 1 / eps : std::pow(mass, -eps) / eps;
     }
     // (1 - 1 / norm) / eps, norm = mass^eps; log mass for eps = 0.
@@ -41,6 +43,15 @@ struct Family {
         return kind == Kind::gentle ? 1 / eps : 0;
     }
 };
+
+// `room` of several masses, roughly; infinite for no mass.
+template <class T>
+inline Vec<T> rooms(const Family<T>& family, Vec<T> mass) {
+    const Mask<T> on = mass > fill<T>(std::numeric_limits<T>::min());
+    const Vec<T> power = exponential(logarithm(pick<T>(on, mass, fill<T>(1))) * -family.e);
+    const Vec<T> room = (family.kind == Kind::gentle ? power - T(1) : power) * family.inverse;
+    return pick<T>(on, room, fill<T>(std::numeric_limits<T>::infinity()));
+}
 
 template <class T, Kind K>
 inline void weigh(const Family<T>& family, Vec<T> d, Vec<T>& p, Vec<T>& r) {

@@ -9,7 +9,7 @@ struct Forward {
     Scores<T> scores;
     Panels<T> panels;
     Rows<T> keys, values;
-    Buffer<T> queries, chunk, candidate_score, candidate_mass, sum_of_values, dense_sums, few_values;
+    Buffer<T> queries, chunk, candidate_score, candidate_mass, chunk_mass, sum_of_values, dense_sums, few_values;
     Buffer<std::int32_t> candidate_key;
     ShortRows<T> short_rows;
     std::int64_t room;  // candidates a row may have
@@ -259,13 +259,21 @@ struct Forward {
         const std::int64_t n = part.size();
         for (std::int64_t j = n; j < padded(n, W); ++j) x[j] = -std::numeric_limits<T>::infinity();
         Candidates<T>& c = r.found;
-        if (!r.cut_known && !c.mass) r.cut = first_cut(r.family, x, n, r.at);
+        if (!r.cut_known) r.cut = c.mass ? first_cut_with_mass(r, x, part) : first_cut(r.family, x, n, r.at);
         const std::int64_t before = c.count;
         c.count += collect_above(x, n, r.cut, std::int32_t(part.from), c.score + before, c.key + before);
         r.cut_known = c.count > 0;
         if (c.mass)
             for (std::int64_t i = before; i < c.count; ++i) c.mass[i] = scores.mass(r.query, c.key[i]);
         if (c.count > (r.family.cheap() ? 3 : 2) * c.tightened + 64) r.cut = tighten(r.family, c, r.at, false);
+    }
+
+    T first_cut_with_mass(Row& r, const T* x, const Range& part) {
+        T* m = chunk_mass.reserve(kStride);
+        const std::int64_t n = padded(part.size(), Lanes<T>::W);
+        scores.masses(r.query, part.from, part.to, m);
+        for (std::int64_t j = part.size(); j < n; ++j) m[j] = 0;
+        return first_cut(r.family, x, m, n, r.at);
     }
 
     // What this segment leaves; the next one starts afresh.

@@ -7,14 +7,14 @@ struct Scores {
     std::int64_t h = 0;
     const T *relative = nullptr, *relative_mass = nullptr;  // at key - query
     const T *of_key = nullptr, *of_key_mass = nullptr;      // at the key
+    bool holes = false;                                     // some mass is zero where `near` looked
     Buffer<T> extra;
 
     explicit Scores(const AttentionProblem& problem) : p(problem) {}
 
     // Structure alone: what `finish` and `mass` are about.
     bool has_mass() const { return p.mass.data || p.relative_mass.data || p.of_key_mass.data || p.sink_mass.data; }
-    bool hides() const { return p.mass.data || p.relative_mass.data || p.of_key_mass.data; }
-    bool plain() const { return !p.mask.data && !p.bias.data && !p.relative.data && !p.of_key.data && !hides() && !(p.softcap > 0); }
+    bool plain() const { return !p.mask.data && !p.bias.data && !p.relative.data && !p.of_key.data && !holes && !(p.softcap > 0); }
 
     void enter(const Sequence& sequence, std::int64_t head) {
         s = &sequence;
@@ -30,7 +30,7 @@ struct Scores {
     }
 
     // Relative positions of this head that hold mass, or a bias above -inf: nobody visits the others.
-    Range near() const {
+    Range near() {
         Range r{1 - s->queries, s->keys};
         if (r.to <= r.from) return r;
         const T hidden = -std::numeric_limits<T>::infinity();
@@ -39,6 +39,9 @@ struct Scores {
         };
         while (!r.empty() && off(r.from)) ++r.from;
         while (!r.empty() && off(r.to - 1)) --r.to;
+        holes = holes || p.mass.data;
+        for (std::int64_t d = r.from; relative_mass && !holes && d < r.to; ++d) holes = relative_mass[d] == 0;
+        for (std::int64_t key = 0; of_key_mass && !holes && key < s->keys; ++key) holes = of_key_mass[key] == 0;
         return r;
     }
     Range visible(std::int64_t query, const Range& near) const {
@@ -84,7 +87,7 @@ struct Scores {
             else
                 for (std::int64_t j = 0; j < n; ++j) x[j] = mask[j * step] ? x[j] : hidden;
         }
-        if (hides()) {
+        if (holes) {
             T* m = extra.reserve(kChunk);
             masses(query, from, to, m);
             for (std::int64_t j = 0; j < n; j += W)

@@ -183,15 +183,6 @@ inline std::int64_t keep_above(Candidates<T>& c, T cut) {
     constexpr int W = Lanes<T>::W;
     const Vec<T> limit = fill<T>(cut);
     std::int64_t kept = 0;
-    if (c.mass) {
-        for (std::int64_t i = 0; i < c.count; ++i)
-            if (!(c.score[i] <= cut)) {
-                c.score[kept] = c.score[i];
-                c.key[kept] = c.key[i];
-                c.mass[kept++] = c.mass[i];
-            }
-        return kept;
-    }
     for (std::int64_t i = 0; i < c.count; i += W) {
         const Vec<T> s = load<T>(c.score + i);
         const unsigned bits = above<T>(s, limit);
@@ -199,6 +190,10 @@ inline std::int64_t keep_above(Candidates<T>& c, T cut) {
         if (kept == i && bits == (1u << W) - 1) {
             kept += W;
             continue;
+        }
+        if (c.mass) {
+            std::int32_t same_keys[W];
+            squeeze<T>(bits, load<T>(c.mass + i), c.key + i, c.mass + kept, same_keys);
         }
         kept += squeeze<T>(bits, s, c.key + i, c.score + kept, c.key + kept);
     }
@@ -263,6 +258,38 @@ inline T first_cut(const Family<T>& family, const T* s, std::int64_t n, Offset<T
     Candidates<T> few{score, key, nullptr, groups * W};
     few.count = keep_above(few, -std::numeric_limits<T>::infinity());
     if (few.count == 0) return -std::numeric_limits<T>::infinity();
+    few.pad();
+    bound_below(family, few, at);
+    if (!family.steep()) newton(family, few, at, 3, false);
+    return cut_below(family, at);
+}
+
+// The same with masses: of each lane and group the key that alone bounds the offset best.
+template <class T>
+inline T first_cut(const Family<T>& family, const T* s, const T* mass, std::int64_t n, Offset<T>& at) {
+    constexpr int W = Lanes<T>::W, groups = 4;
+    if (family.kind == Kind::softmax) return -std::numeric_limits<T>::infinity();
+    const T hidden = -std::numeric_limits<T>::infinity();
+    Vec<T> best[groups], score[groups], of_best[groups];
+    for (int g = 0; g < groups; ++g) best[g] = score[g] = fill<T>(hidden), of_best[g] = Vec<T>{};
+    for (std::int64_t j = 0; j < n; j += groups * W)
+        for (int g = 0; g < groups && j + g * W < n; ++g) {
+            const Vec<T> v = load<T>(s + j + g * W), m = load<T>(mass + j + g * W);
+            const Vec<T> alone = v - rooms(family, m);
+            const Mask<T> better = alone > best[g];
+            best[g] = better ? alone : best[g];
+            score[g] = better ? v : score[g];
+            of_best[g] = better ? m : of_best[g];
+        }
+    T few_score[(groups + 1) * W], few_mass[(groups + 1) * W];
+    std::int32_t key[(groups + 1) * W] = {};
+    for (int g = 0; g < groups; ++g) {
+        store<T>(few_score + g * W, score[g]);
+        store<T>(few_mass + g * W, of_best[g]);
+    }
+    Candidates<T> few{few_score, key, few_mass, groups * W};
+    few.count = keep_above(few, hidden);
+    if (few.count == 0) return hidden;
     few.pad();
     bound_below(family, few, at);
     if (!family.steep()) newton(family, few, at, 3, false);
