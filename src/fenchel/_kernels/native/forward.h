@@ -211,7 +211,6 @@ struct Forward {
         }
         short_rows.solve(row[members[0]].family, rows, n, x);
         if (expect_by_lanes(s, members, rows, n)) return;
-        short_rows.write(rows, n, x);
         for (std::int64_t k = 0; k < rows; ++k) take_short(row[members[k]], k);
     }
 
@@ -248,7 +247,7 @@ struct Forward {
         }
         if (short_rows.top[lane] == -std::numeric_limits<T>::infinity()) return;
         r.at = {short_rows.top[lane], short_rows.rest[lane], true};
-        c.count = collect_above(r.x, padded(r.seen.size(), Lanes<T>::W), T(0), std::int32_t(r.seen.from), c.score, c.key);
+        c.count = short_rows.collect(lane, r.x, r.seen.size(), std::int32_t(r.seen.from), c.score, c.key);
         c.pad();
     }
 

@@ -22,23 +22,37 @@ struct ShortRows {
             family.kind == Kind::square ? lanes<Kind::square>(family, n, u + first, first)
                                         : lanes<Kind::ramp>(family, n, u + first, first);
     }
-    // Distances back into rows.
-    void write(std::int64_t rows, std::int64_t n, T* const* x) const { flop(column.get(), rows, n, x); }
-
-    // Distances become weights, [key][row]; NaN in rows without an answer.
+    // Weights of all keys, [key][row]; NaN in rows without an answer.
     const T* weigh(const Family<T>& family, std::int64_t rows, std::int64_t n) {
         T* u = column.get();
-        for (std::int64_t first = 0; first < rows; first += W) {
-            Vec<T> extra{};
-            for (int i = 0; i < W; ++i) extra[i] = broken[first + i] ? std::numeric_limits<T>::quiet_NaN() : T(0);
-            for (std::int64_t j = 0; j < n; ++j) {
-                Vec<T> p, r;
-                const Vec<T> d = load<T>(u + j * kLanes + first);
-                family.kind == Kind::square ? weigh_lane<Kind::square>(family, d, p, r) : weigh_lane<Kind::ramp>(family, d, p, r);
-                store<T>(u + j * kLanes + first, p + extra);
-            }
+        for (std::int64_t first = 0; first < rows; first += V * W) {
+            Vec<T> extra[V] = {}, high[V], low[V];
+            split(rest + first, high, low);
+            for (int i = 0; i < V * W; ++i)
+                if (broken[first + i]) extra[i / W][i % W] = std::numeric_limits<T>::quiet_NaN();
+            for (std::int64_t j = 0; j < n; ++j)
+                for (int v = 0; v < V; ++v) {
+                    T* at = u + j * kLanes + first + v * W;
+                    Vec<T> p, r;
+                    const Vec<T> d = (load<T>(at) - high[v]) - low[v];
+                    family.kind == Kind::square ? weigh_lane<Kind::square>(family, d, p, r) : weigh_lane<Kind::ramp>(family, d, p, r);
+                    store<T>(at, p + extra[v]);
+                }
         }
         return u;
+    }
+    // Distances from the threshold of what lies above it, and their keys, from a row of n scores and some -inf.
+    std::int64_t collect(std::int64_t lane, const T* x, std::int64_t n, std::int32_t first, T* distance, std::int32_t* key) const {
+        const Vec<T> centre = fill<T>(top[lane]), none{};
+        const T whole = T(rest[lane]);
+        const Vec<T> high = fill<T>(whole), low = fill<T>(T(rest[lane] - double(whole)));
+        std::int64_t found = 0;
+        for (std::int64_t j = 0; j < n; j += W) {
+            const Vec<T> d = ((load<T>(x + j) - centre) - high) - low;
+            const unsigned bits = above<T>(d, none);
+            if (bits) found += append<T>(bits, d, first + std::int32_t(j), distance + found, key + found);
+        }
+        return found;
     }
     template <Kind K>
     static void weigh_lane(const Family<T>& family, Vec<T> d, Vec<T>& p, Vec<T>& r) {
@@ -48,7 +62,7 @@ struct ShortRows {
     template <Kind K>
     void lanes(const Family<T>& family, std::int64_t n, T* u, std::int64_t first) {
         const Vec<T> hidden = fill<T>(-std::numeric_limits<T>::infinity()), most = fill<T>(std::numeric_limits<T>::max());
-        Vec<T> best[V], high[V], low[V];
+        Vec<T> best[V];
         Mask<T> bad[V] = {};
         for (int v = 0; v < V; ++v) best[v] = hidden;
         for (std::int64_t j = 0; j < n; ++j)
@@ -65,10 +79,6 @@ struct ShortRows {
         for (std::int64_t j = 0; j < n; ++j)
             for (int v = 0; v < V; ++v) store<T>(u + j * kLanes + v * W, load<T>(u + j * kLanes + v * W) - best[v]);
         threshold<K>(family, n, u, rest + first);
-        split(rest + first, high, low);
-        for (std::int64_t j = 0; j < n; ++j)
-            for (int v = 0; v < V; ++v)
-                store<T>(u + j * kLanes + v * W, (load<T>(u + j * kLanes + v * W) - high[v]) - low[v]);
     }
 
     static void split(const double* at, Vec<T>* high, Vec<T>* low) {
@@ -155,20 +165,5 @@ struct ShortRows {
             for (std::int64_t j = 0; j < n; ++j) u[j * kLanes + i] = x[i][j];
         for (; i < padded(rows, V * W); ++i)
             for (std::int64_t j = 0; j < n; ++j) u[j * kLanes + i] = -std::numeric_limits<T>::infinity();
-    }
-    static void flop(const T* u, std::int64_t rows, std::int64_t n, T* const* x) {
-        std::int64_t i = 0;
-#if defined(__AVX2__)
-        if constexpr (sizeof(T) == 4)
-            for (; i + 8 <= rows; i += 8)
-                for (std::int64_t j = 0; j < n; j += 8) {
-                    __m256 r[8];
-                    for (int k = 0; k < 8; ++k) r[k] = _mm256_loadu_ps(u + (j + k) * kLanes + i);
-                    transpose(r);
-                    for (int k = 0; k < 8; ++k) _mm256_storeu_ps(x[i + k] + j, r[k]);
-                }
-#endif
-        for (; i < rows; ++i)
-            for (std::int64_t j = 0; j < n; ++j) x[i][j] = u[j * kLanes + i];
     }
 };
