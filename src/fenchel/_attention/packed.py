@@ -70,9 +70,9 @@ def varlen_attention(
             f"and {len(starts[1]) - 1}"
         )
     call = prepare(
-        query.transpose(0, 1).unsqueeze(0),
-        key.transpose(0, 1).unsqueeze(0),
-        value.transpose(0, 1).unsqueeze(0),
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
         base=_only_prior(base, "base"),
         attn_mask=_only_prior(attn_mask, "attn_mask"),
         is_causal=is_causal,

@@ -115,7 +115,7 @@ def blocks(x: Arguments) -> int:
 def forward_outputs(x: Arguments, save: bool) -> tuple[Tensor, ...]:
     batch, heads, queries, _ = x.query.shape
     # Flat, because an axis of blocks may have length one, for which compilers make code of its own.
-    pool = blocks(x) * BLOCK * torch.sym_min(ROOM, x.longest_key) if save else 0
+    pool = blocks(x) * BLOCK * torch.sym_min(ROOM, x.longest_key + 1) if save else 0
     shape = (batch, heads, queries, x.value.shape[3])
     if x.query_start is None:
         output = x.query.new_empty(shape)

@@ -24,7 +24,8 @@ def _distance(rows: Tensor, columns: Tensor) -> Tensor:
 
 def _positions(queries: int, keys: int, offset: int, device: torch.device) -> Tensor:
     """key position minus query position of every diagonal, (queries + keys - 1,)."""
-    return torch.arange(1 - queries, keys, device=device) - offset
+    count = max(0, queries + keys - 1)
+    return torch.arange(count, device=device) + (1 - queries - offset)
 
 
 @dataclass(frozen=True)
@@ -94,82 +95,65 @@ class Documents(Prior):
 
     ids: whole numbers (..., key), one per token; leading axes are those of the scores without the
         query: for (batch, head, query, key) pass `ids[:, None]`. Documents whose tokens stand
-        together are fast.
-    query_ids: (..., query), where the queries are other tokens than the keys. Else query i is the
-        token at its position.
+        together are fast. Query i is token i, or token i + offset.
     """
 
     ids: Tensor
-    query_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ids", "query_ids"):
-            ids = getattr(self, name)
-            if ids is None:
-                continue
-            check_tensor(ids, name)
-            if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim == 0:
-                raise TypeError(
-                    f"{name} must be whole numbers, one per token on the last axis, got "
-                    f"{ids.dtype} of shape {tuple(ids.shape)}"
-                )
+        check_tensor(self.ids, "ids")
+        if self.ids.is_floating_point() or self.ids.dtype == torch.bool or self.ids.ndim == 0:
+            raise TypeError(
+                f"ids must be whole numbers, one per token on the last axis, got "
+                f"{self.ids.dtype} of shape {tuple(self.ids.shape)}"
+            )
 
     @property
     def is_mask(self) -> bool:
         return True
 
     def check(self, shape: torch.Size) -> None:
-        queries = shape[-2] if self.query_ids is None else self.query_ids.shape[-1]
-        if self.ids.shape[-1] != shape[-1] or queries != shape[-2]:
+        tokens = self.ids.shape[-1]
+        if tokens != shape[-1] or shape[-2] > tokens:
             raise ValueError(
-                f"Documents has {self.ids.shape[-1]} ids of keys"
-                + ("" if self.query_ids is None else f" and {queries} of queries")
-                + f", the scores {tuple(shape)} have {shape[-1]} keys and {shape[-2]} queries"
+                f"Documents has {tokens} ids, the scores {tuple(shape)} have {shape[-1]} keys and "
+                f"{shape[-2]} queries"
             )
-        for ids in (self.ids, self.query_ids):
-            if ids is not None and ids.ndim not in (1, len(shape) - 1):  # as for KeyPadding
-                raise ValueError(
-                    f"ids of shape {tuple(ids.shape)} must be one per token, or have every "
-                    f"leading axis of the scores {tuple(shape)}; for (batch, head, query, key) "
-                    "pass ids[:, None]"
-                )
+        if self.ids.ndim not in (1, len(shape) - 1):  # as for KeyPadding
+            raise ValueError(
+                f"ids of shape {tuple(self.ids.shape)} must be one per token, or have every "
+                f"leading axis of the scores {tuple(shape)}; for (batch, head, query, key) "
+                "pass ids[:, None]"
+            )
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        own = self._of_queries(rows)
-        return _mask(own.unsqueeze(-1) == self.ids[..., columns].unsqueeze(-2))
+        self._check_rows(rows)
+        return _mask(self.ids[..., rows].unsqueeze(-1) == self.ids[..., columns].unsqueeze(-2))
 
-    def _of_queries(self, rows: Tensor) -> Tensor:
-        if self.query_ids is not None:
-            return self.query_ids[..., rows]
-        if has(rows >= self.ids.shape[-1]):
+    def _check_rows(self, rows: Tensor) -> None:
+        tokens = self.ids.shape[-1]
+        if has((rows >= tokens) | (rows < 0)):
             raise ValueError(
-                f"query {int(rows.max())} is beyond the {self.ids.shape[-1]} tokens of Documents; "
-                "with an offset, the queries are the last of the tokens"
+                f"query {int(rows.max())} is beyond the {tokens} tokens of Documents; with an "
+                "offset, the queries are the last of the tokens"
             )
-        return self.ids[..., rows]
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
     ) -> Structure | None:
-        if not readable(self.ids, self.query_ids):
+        if not readable(self.ids):
             return None
         start, stop, together = _extent(self.ids)
         if not together:
             return None
-        if self.query_ids is None:
-            rows = torch.arange(offset, offset + queries, device=device)
-            self._of_queries(rows)
-            return Structure(queries, keys, start=start[..., rows], stop=stop[..., rows])
-        asked = self.query_ids[..., offset : offset + queries]
-        ids, asked = torch.broadcast_tensors(self.ids[..., None, :], asked[..., None])
-        same = ids == asked  # (..., query, key): one byte each, of a call with other queries
-        first = same.to(torch.uint8).argmax(-1)
-        return Structure(queries, keys, start=first, stop=first + same.sum(-1))
+        rows = torch.arange(offset, offset + queries, device=device)
+        self._check_rows(rows)
+        return Structure(queries, keys, start=start[..., rows], stop=stop[..., rows])
 
 
 def _extent(ids: Tensor) -> tuple[Tensor, Tensor, bool]:
     """First and last + 1 token of each token's document; whether its tokens stand together."""
-    flat = ids.reshape(-1, ids.shape[-1]).to(torch.int64)
+    flat = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1]).to(torch.int64)
     count = flat.shape[-1]
     _, names = flat.unique(return_inverse=True)
     kinds = int(names.max()) + 1 if names.numel() else 0

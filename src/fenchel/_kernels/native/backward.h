@@ -110,7 +110,7 @@ struct Backward {
                 if (p.count[at.number + i] < 0) throw Foreign();
                 total += p.count[at.number + i];
             }
-            if (total > p.capacity)
+            if (total > s.capacity())
                 dense(at, from, to);
             else
                 enlist(at, from, to, s.block(h, block + k) * p.capacity);

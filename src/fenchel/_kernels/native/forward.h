@@ -327,7 +327,7 @@ struct Forward {
         p.offset[2 * number] = double(r.at.centre);
         p.offset[2 * number + 1] = c.count ? r.at.rest : HUGE_VAL;
         p.count[number] = std::int32_t(c.count);
-        if (p.capacity && saved + c.count <= p.capacity) {
+        if (p.capacity && saved + c.count <= s.capacity()) {
             std::memcpy(p.saved_key + pool + saved, c.key, c.count * sizeof(std::int32_t));
             std::memcpy(static_cast<T*>(p.saved_distance) + pool + saved, c.score, c.count * sizeof(T));
         }

@@ -24,6 +24,8 @@ struct Sequence {
     }
     bool packed() const { return p.query_start != nullptr; }
     std::int64_t blocks() const { return ceil_div(queries, kBlock); }
+    // Entries that a block may save, of keys and a sink: as many as if the sequence were alone.
+    std::int64_t capacity() const { return std::min(p.capacity, kBlock * (keys + 1)); }
 
     std::int64_t row(std::int64_t h, std::int64_t query) const {
         if (packed()) return h * p.query_start[p.batch] + first_query + query;
