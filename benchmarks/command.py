@@ -13,7 +13,16 @@ from rich.progress import TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks import attention, attention_summary, continuous, dual, integrals, maps, wasserstein
+from benchmarks import (
+    attention,
+    attention_summary,
+    continuous,
+    dual,
+    integrals,
+    maps,
+    structure,
+    wasserstein,
+)
 from benchmarks.console import no_picture, shares, tell
 from fenchel.cli.shared import MOST_THREADS, check_folder, progress_bar, replace_letters
 
@@ -212,6 +221,26 @@ def bench_dual(
         report = dual.run(chosen, shares(progress))
     document = report.as_json()
     tell(document, dual.listings(document), out)
+
+
+@commands.command(
+    "structure", epilog="Example: python -m benchmarks structure --quick --out structure.json"
+)
+def bench_structure(
+    out: _Out = None,
+    quick: _Quick = False,
+) -> None:
+    """Time masks, biases, one query and short rows, beside torch's attention or our plain call.
+
+    The full run takes about ten minutes.
+    """
+    if out is not None:
+        check_folder(out.parent)
+    chosen = structure.QUICK if quick else structure.FULL
+    with progress_bar(TaskProgressColumn()) as progress:
+        report = structure.run(chosen, shares(progress))
+    document = report.as_json()
+    tell(document, structure.listings(document), out)
 
 
 @commands.command(

@@ -1,4 +1,4 @@
-"""Pictures of `python -m benchmarks integrals`, `continuous`, `dual`, `wasserstein` and `steps`."""
+"""Pictures of `python -m benchmarks`, of all but `maps` and `attention`."""
 
 from __future__ import annotations
 
@@ -184,6 +184,38 @@ def distance_curves(document: dict[str, Any]) -> Iterator[draw.Curve]:
         yield draw.Curve(f"{method}, {where}", x, y, color, dash=dash, marker=marker)
 
 
+# ---- structure
+
+
+def _ratios(document: dict[str, Any]) -> Callable[[Figure], None]:
+    threads = min(e["threads"] for e in document["results"])
+
+    def paint(canvas: Figure) -> None:
+        ax = canvas.subplots()
+        ax.set_title(f"Time of entmax-1.5, beside torch or our plain call ({threads} thread(s))")
+        names, values = ratio_bars(document, threads)
+        ax.barh(range(len(names)), values, color=draw.BLUE, height=0.6)
+        ax.axvline(1.0, color=draw.FAINT)
+        ax.set_yticks(range(len(names)), names, fontsize=6)
+        ax.set_xscale("log")
+        ax.invert_yaxis()  # the first on top
+
+    return paint
+
+
+def ratio_bars(document: dict[str, Any], threads: int) -> tuple[list[str], list[float]]:
+    """Every method but the measures, which are the first of their cases."""
+    every = [e for e in document["results"] if e["threads"] == threads and e["ratio"] is not None]
+    seen: set[tuple[str, str]] = set()
+    bars = []
+    for e in every:
+        case = (e["case"], e["direction"])
+        if case in seen:
+            bars.append((f"{e['case']}, {e['direction']}: {e['method']}", e["ratio"]))
+        seen.add(case)
+    return [name for name, _ in bars], [value for _, value in bars]
+
+
 # ---- steps of training
 
 
@@ -215,5 +247,6 @@ _PICTURES: dict[str, tuple[_Picture, tuple[float, float]]] = {
     "continuous": (_layers, (5.4, 3.6)),
     "dual": (_solvers, (5.4, 3.6)),
     "wasserstein": (_distances, (5.4, 3.6)),
+    "structure": (_ratios, (8.4, 7.2)),
     "steps": (_steps, (7.2, 4.2)),
 }

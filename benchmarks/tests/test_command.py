@@ -13,7 +13,7 @@ from benchmarks.command import commands
 
 run = CliRunner().invoke
 pytestmark = pytest.mark.smoke
-COMMANDS = ("maps", "attention", "integrals", "continuous", "dual", "wasserstein")
+COMMANDS = ("maps", "attention", "integrals", "continuous", "dual", "structure", "wasserstein")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

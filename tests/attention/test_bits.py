@@ -1,4 +1,4 @@
-"""The same bits whatever stands beside a row: in a prompt, alone, packed, in a batch, in threads."""
+"""The same bits whatever stands beside a row: a prompt, one token, packed, batched, threads."""
 
 import pytest
 import torch

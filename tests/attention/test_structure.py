@@ -17,6 +17,10 @@ PAIRS = [pair for pair in itertools.combinations(TERMS, 2) if pair != ("causal",
 native = needs.kernels("structure in the fused kernels")
 
 
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 def assert_exact(case, tolerance=1e-10):
     """Output and all gradients against the definition; dropout against the tiles."""
     output = case.run()
