@@ -18,6 +18,7 @@ from benchmarks import (
     integrals,
     maps,
     pictures,
+    structure,
     wasserstein,
 )
 from benchmarks.attention_summary import digits
@@ -103,6 +104,11 @@ BENCHES = {
         attention_listings,
         "Time of attention relative to torch's own, by the number of tokens",
         attention_picture.save_picture,
+    ),
+    "structure": Bench(
+        "python -m benchmarks structure",
+        structure.listings,
+        "Time of entmax-1.5 with structure, with one query and with short rows, as ratios",
     ),
     "integrals": Bench(
         "python -m benchmarks integrals",
