@@ -183,7 +183,7 @@ def test_the_watch_sees_a_dense_computation():
 @pytest.fixture
 def small_room(monkeypatch):
     """The kernels save ROOM keys a row, more than this test has keys."""
-    monkeypatch.setattr(sys.modules["fenchel._kernels.attention"], "ROOM", 8)
+    monkeypatch.setattr(sys.modules["fenchel._kernels.attention_call"], "ROOM", 8)
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])

@@ -15,7 +15,7 @@ PAGES = {f"fenchel.{path.stem}" for path in FOLDER.glob("*.md")}
 MODULES = sorted({m for path in FOLDER.glob("*.md") for m in MARKER.findall(path.read_text())})
 ROOMS = [
     *("bounds", "continuous", "dual", "hf", "lens"),
-    *("measures", "nn", "regularizers", "testing"),
+    *("measures", "nn", "priors", "regularizers", "testing"),
 ]
 
 

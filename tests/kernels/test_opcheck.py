@@ -194,9 +194,9 @@ def test_every_operator_is_here():
 @pytest.mark.parametrize(("operator", "make"), NATIVE, ids=[name_of(x) for x, _ in NATIVE])
 def test_native_operators(operator, make, monkeypatch):
     """The pools' unused ends are zeroed here: they hold anything, and no two runs alike."""
-    outputs = attention._forward_outputs
+    outputs = attention.forward_outputs
     monkeypatch.setattr(
-        attention, "_forward_outputs", lambda *a: tuple(x.zero_() for x in outputs(*a))
+        attention, "forward_outputs", lambda *a: tuple(x.zero_() for x in outputs(*a))
     )
     arguments = make()
     if name_of(operator) in DIFFERENTIABLE:

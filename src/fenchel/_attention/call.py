@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,22 +85,23 @@ class AttentionCall:
         return hidden
 
 
-def prepare(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    base: Tensor | Prior | None,
-    attn_mask: Tensor | Prior | None,
-    is_causal: bool,
-    scale: float | None,
-    dropout_p: float,
-    enable_gqa: bool,
-    softcap: float | None,
-) -> AttentionCall:
+class Options(NamedTuple):
+    """What a call of attention takes beside its operands and the regulariser; see `attention`."""
+
+    base: Tensor | Prior | None = None
+    attn_mask: Tensor | Prior | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    dropout_p: float = 0.0
+    enable_gqa: bool = False
+    softcap: float | None = None
+
+
+def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options) -> AttentionCall:
     """Check what a caller of `scaled_dot_product_attention` may pass, and lay it out."""
+    base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap = options
     _check_operands(query, key, value)
-    _check_numbers(is_causal, scale, dropout_p, enable_gqa, softcap)
+    _check_numbers(options)
     query, key, value = _autocast(query, key, value)
     repeats = _repeats(query, key, value, enable_gqa)
     lead = _lead(query, key, value, repeats)
@@ -161,17 +162,17 @@ def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
-def _check_numbers(
-    is_causal: object, scale: object, dropout_p: object, gqa: object, softcap: object
-) -> None:
-    for name, flag in (("is_causal", is_causal), ("enable_gqa", gqa)):
+def _check_numbers(options: Options) -> None:
+    for name in ("is_causal", "enable_gqa"):
+        flag = getattr(options, name)
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
-    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):  # type: ignore[arg-type]
+    scale, dropout_p, softcap = options.scale, options.dropout_p, options.softcap
+    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
-    if not _is_number(dropout_p) or not 0 <= dropout_p <= 1:  # type: ignore[operator]
+    if not _is_number(dropout_p) or not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be a number between 0 and 1, got {dropout_p!r}")
-    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):  # type: ignore[operator]
+    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
         raise ValueError(f"softcap must be a finite number > 0 or None, got {softcap!r}")
 
 

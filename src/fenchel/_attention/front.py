@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._attention.call import AttentionCall, prepare
+from fenchel._attention.call import AttentionCall, Options, prepare
 from fenchel._attention.dense import softmax_paths
-from fenchel._attention.plans import key_of, recall, remember
+from fenchel._attention.plans import Key, key_of, recall, remember
 from fenchel._attention.sparse import NATIVE_PATH, CallNumbers, arguments, sparse_paths
 from fenchel._attention.tiled import TILES, tiled
 from fenchel._kernels.route import Path, Route, choose
@@ -61,35 +61,33 @@ def attention(
     sees fewer keys than `Budget(k)` asks for: under a causal mask the first queries. There give one
     budget per query: `Budget(torch.arange(1.0, queries + 1).clamp(max=k))`.
     """
+    options = Options(base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap)
     if getattr(query, "is_nested", False):
         from fenchel._attention.packed import attend_jagged
 
-        options: dict[str, Any] = {"regularizer": regularizer, "base": base, "attn_mask": attn_mask}
-        options |= {"is_causal": is_causal, "scale": scale, "softcap": softcap}
-        options |= {"dropout_p": dropout_p, "enable_gqa": enable_gqa}
-        return attend_jagged(query, key, value, **options)
-    numbers = (dropout_p, is_causal, scale, enable_gqa, softcap)
-    kind = key_of((query, key, value), regularizer, (base, attn_mask), numbers)
-    again = None if kind is None else recall(kind)
-    if again is not None:
-        return again.run(query, key, value)
+        return attend_jagged(query, key, value, regularizer, options)
+    kind = key_of((query, key, value), regularizer, options)
+    plan = None if kind is None else recall(kind)
+    if plan is not None:
+        return plan.run(query, key, value)
+    return _attend(query, key, value, regularizer, options, kind)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    regularizer: Regularizer | Module,
+    options: Options,
+    kind: Key | None,
+) -> Tensor:
+    """kind: of calls whose plan is remembered."""
     regularizer = resolve_regularizer(regularizer)
-    call = prepare(
-        query,
-        key,
-        value,
-        base=base,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        dropout_p=dropout_p,
-        enable_gqa=enable_gqa,
-        softcap=softcap,
-    )
+    call = prepare(query, key, value, options)
     path, _ = choose(_paths(call, regularizer))
     if kind is not None and path.name == NATIVE_PATH:
-        shape = torch.Size((*call.lead, call.query.shape[2], call.value.shape[3]))
         assert isinstance(regularizer, Tsallis)
+        shape = torch.Size((*call.lead, call.query.shape[2], call.value.shape[3]))
         plan = remember(kind, arguments(CallNumbers(call), regularizer), shape)
         return plan.run(query, key, value)  # as the next ones: checkpoints count what is saved
     return call.restore(path.run())
@@ -116,19 +114,9 @@ def explain(
     not on AdaSplash on CUDA (never run on a device): it runs on the current CUDA device, ...
     """
     regularizer = resolve_regularizer(regularizer)
+    options = Options(base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap)
     with torch.random.fork_rng(devices=[]):  # asking draws no random number
-        call = prepare(
-            query,
-            key,
-            value,
-            base=base,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            scale=scale,
-            dropout_p=dropout_p,
-            enable_gqa=enable_gqa,
-            softcap=softcap,
-        )
+        call = prepare(query, key, value, options)
     return choose(_paths(call, regularizer))[1]
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._attention.call import AttentionCall, prepare
+from fenchel._attention.call import AttentionCall, Options, prepare
 from fenchel._attention.sparse import (
     CallNumbers,
     against_whole,
@@ -60,32 +59,14 @@ def varlen_attention(
         `Preference` and `Documents` have one number per token of all sequences.
     Other arguments: as in `attention`.
     """
-    regularizer = resolve_regularizer(regularizer)
-    _check_packed(query, key, value)
+    options = Options(base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap)
     cu_seq_k = cu_seq_q if cu_seq_k is None else cu_seq_k
-    starts = _starts(cu_seq_q, query, "cu_seq_q"), _starts(cu_seq_k, key, "cu_seq_k")
-    if len(starts[0]) != len(starts[1]):
-        raise ValueError(
-            f"cu_seq_q and cu_seq_k must be of equally many sequences, got {len(starts[0]) - 1} "
-            f"and {len(starts[1]) - 1}"
-        )
-    call = prepare(
-        query.transpose(0, 1),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        base=_only_prior(base, "base"),
-        attn_mask=_only_prior(attn_mask, "attn_mask"),
-        is_causal=is_causal,
-        scale=scale,
-        dropout_p=dropout_p,
-        enable_gqa=enable_gqa,
-        softcap=softcap,
-    )
-    output = _attend(call, regularizer, starts)
-    return output.squeeze(0).transpose(0, 1)
+    return _attend_packed(query, key, value, (cu_seq_q, cu_seq_k), regularizer, options)
 
 
-def attend_jagged(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def attend_jagged(
+    query: Tensor, key: Tensor, value: Tensor, regularizer: Regularizer | Module, options: Options
+) -> Tensor:
     """`attention` of jagged nested tensors (batch, head, tokens of each, component)."""
     tensors = (query, key, value)
     if not all(x.is_nested and x.layout == torch.jagged and x.ndim == 4 for x in tensors):
@@ -96,9 +77,33 @@ def attend_jagged(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> 
     rows = [x.transpose(1, 2) for x in tensors]
     starts: list[Tensor] = [x.offsets() for x in rows]  # type: ignore[attr-defined]
     q, k, v = (x.values() for x in rows)
-    packed = varlen_attention(q, k, v, starts[0], starts[1], **options)
+    packed = _attend_packed(q, k, v, (starts[0], starts[1]), regularizer, options)
     jagged: Tensor = torch.nested.nested_tensor_from_jagged(packed, starts[0])
     return jagged.transpose(1, 2)
+
+
+def _attend_packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq: tuple[Tensor, Tensor],
+    regularizer: Regularizer | Module,
+    options: Options,
+) -> Tensor:
+    """(tokens, head, d_value)"""
+    _check_packed(query, key, value)
+    starts = _starts(cu_seq[0], query, "cu_seq_q"), _starts(cu_seq[1], key, "cu_seq_k")
+    if len(starts[0]) != len(starts[1]):
+        raise ValueError(
+            f"cu_seq_q and cu_seq_k must be of equally many sequences, got {len(starts[0]) - 1} "
+            f"and {len(starts[1]) - 1}"
+        )
+    _check_prior(options.base, "base")
+    _check_prior(options.attn_mask, "attn_mask")
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+    call = prepare(q, k, v, options)
+    output = _attend(call, resolve_regularizer(regularizer), starts)
+    return output.squeeze(0).transpose(0, 1)
 
 
 def _check_packed(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -111,13 +116,12 @@ def _check_packed(query: Tensor, key: Tensor, value: Tensor) -> None:
             )
 
 
-def _only_prior(term: object, name: str) -> Any:
-    if term is None or isinstance(term, Prior):
-        return term
-    raise TypeError(
-        f"{name} of packed sequences must be a fenchel prior, got {type(term).__name__}; a tensor "
-        "over queries and keys goes to `attention`, one sequence at a time"
-    )
+def _check_prior(term: object, name: str) -> None:
+    if term is not None and not isinstance(term, Prior):
+        raise TypeError(
+            f"{name} of packed sequences must be a fenchel prior, got {type(term).__name__}; a "
+            "tensor over queries and keys goes to `attention`, one sequence at a time"
+        )
 
 
 def _starts(starts: Tensor, tokens: Tensor, name: str) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._attention.call import Options
 from fenchel._kernels.attention import differentiate
 from fenchel._kernels.attention_call import Arguments, Description, Saved
 from fenchel._kernels.route import chosen_kernels
@@ -73,24 +74,19 @@ _OPERANDS = ("query", "key", "value")
 
 
 def key_of(
-    operands: tuple[Tensor, Tensor, Tensor],
-    regularizer: object,
-    terms: tuple[object, object],
-    numbers: tuple[object, ...],
+    operands: tuple[Tensor, Tensor, Tensor], regularizer: object, options: Options
 ) -> Key | None:
-    """What decides the plan of a call; None for calls that are not planned.
-
-    terms: base and attn_mask. numbers: all other arguments, dropout first.
-    """
+    """What decides the plan of a call; None for calls that are not planned."""
     if type(regularizer) is not Tsallis or torch.compiler.is_compiling():
         return None
-    if any(type(x) not in _PLAIN for x in numbers) or numbers[0] != 0:
+    base, attn_mask, *numbers = options
+    if any(type(x) not in _PLAIN for x in numbers) or options.dropout_p != 0:
         return None
     alpha, temperature = regularizer.alpha, regularizer.temperature
     if type(alpha) is not float or type(temperature) is not float:
         return None
     # With their types: 1 equals True, and is refused where True is not.
-    key: list[Any] = [alpha, temperature, numbers, *map(type, numbers), terms]
+    key: list[Any] = [alpha, temperature, options, *map(type, numbers)]
     follows = torch.is_grad_enabled()
     for x in operands:
         if type(x) not in _TENSORS or not x.is_cpu or x.layout is not torch.strided or x.is_nested:
@@ -98,15 +94,14 @@ def key_of(
         if x.is_neg() or x.ndim > 4 or (follows and x.requires_grad and x.ndim != 4):
             return None
         key += (x.shape, x.stride(), x.dtype)
-    if not all(term is None or _is_constant(term) for term in terms) or _is_watched():
+    if not (_is_constant(base) and _is_constant(attn_mask)) or _is_watched():
         return None
     return tuple(key)
 
 
 def _is_constant(term: object) -> bool:
-    """A prior that holds no tensor."""
-    kind = type(term)
-    if kind is Causal or kind is SlidingWindow:
+    """No prior, or one that holds no tensor."""
+    if term is None or type(term) in (Causal, SlidingWindow):
         return True
     if isinstance(term, Product):
         return _is_constant(term.first) and _is_constant(term.second)

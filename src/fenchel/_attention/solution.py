@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._attention.call import AttentionCall, prepare
+from fenchel._attention.call import AttentionCall, Options, prepare
 from fenchel._attention.tiled import solve_tile, split, weights_of_keys
 from fenchel._solution import Status
 from fenchel.priors.contract import Prior
@@ -95,18 +95,8 @@ def attention_solution(
     A `Sink` takes what the weights of a row lack to one.
     """
     regularizer = resolve_regularizer(regularizer)
-    call = prepare(
-        query,
-        key,
-        value,
-        base=base,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        dropout_p=0.0,
-        enable_gqa=enable_gqa,
-        softcap=softcap,
-    )
+    options = Options(base, attn_mask, is_causal, scale, 0.0, enable_gqa, softcap)
+    call = prepare(query, key, value, options)
     with torch.no_grad():
         return _gather(call, regularizer)
 
