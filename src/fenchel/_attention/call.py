@@ -70,6 +70,11 @@ class AttentionCall:
             first=self.first + start,
         )
 
+    def is_of(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """The operands are these, neither expanded nor reshaped."""
+        mine = (self.query, self.key, self.value)
+        return all(x.shape == y.shape for x, y in zip(mine, (query, key, value), strict=True))
+
     def restore(self, output: Tensor) -> Tensor:
         """(batch, head, ...) -> the caller's axes."""
         return output.reshape(*self.lead, *output.shape[2:])
@@ -172,8 +177,8 @@ def _check_numbers(options: Options) -> None:
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     if not _is_number(dropout_p) or not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be a number between 0 and 1, got {dropout_p!r}")
-    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
-        raise ValueError(f"softcap must be a finite number > 0 or None, got {softcap!r}")
+    if softcap is not None and not (_is_number(softcap) and 1e-30 <= softcap <= 1e30):
+        raise ValueError(f"softcap must be a number from 1e-30 to 1e30 or None, got {softcap!r}")
 
 
 def _is_number(value: object) -> bool:

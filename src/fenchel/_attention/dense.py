@@ -62,7 +62,7 @@ class _StructuredSoftmax:
             return "a base that is a tensor becomes a bias of torch's attention"
         if isinstance(temperature, Tensor):
             return "one temperature per row is divided by in torch's operations"
-        reason = against_sparse_attention(call.query, call.key, call.value, None, 1.0)
+        reason = against_sparse_attention(call.query, call.key, call.value, None)
         return reason or against_whole(self.numbers, Tsallis(1.0))
 
     def attend(self) -> Tensor:

@@ -85,10 +85,9 @@ def _attend(
     regularizer = resolve_regularizer(regularizer)
     call = prepare(query, key, value, options)
     path, _ = choose(_paths(call, regularizer))
-    if kind is not None and path.name == NATIVE_PATH:
+    if kind is not None and path.name == NATIVE_PATH and call.is_of(query, key, value):
         assert isinstance(regularizer, Tsallis)
-        shape = torch.Size((*call.lead, call.query.shape[2], call.value.shape[3]))
-        plan = remember(kind, arguments(CallNumbers(call), regularizer), shape)
+        plan = remember(kind, arguments(CallNumbers(call), regularizer))
         return plan.run(query, key, value)  # as the next ones: checkpoints count what is saved
     return call.restore(path.run())
 

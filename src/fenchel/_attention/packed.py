@@ -19,7 +19,8 @@ from fenchel._attention.sparse import (
 from fenchel._kernels.attention_call import Arguments
 from fenchel._kernels.route import against_sparse_attention
 from fenchel._numerics import check_tensor
-from fenchel.priors.contract import Prior, Structure
+from fenchel.priors.contract import Prior, Structure, factors
+from fenchel.priors.kinds import KeyPadding
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 from fenchel.regularizers.shannon import Shannon
 from fenchel.regularizers.tsallis import Tsallis
@@ -75,7 +76,13 @@ def attend_jagged(
             "torch.nested.nested_tensor(..., layout=torch.jagged).transpose(1, 2) is"
         )
     rows = [x.transpose(1, 2) for x in tensors]
+    if any(x.lengths() is not None for x in rows):  # type: ignore[attr-defined]
+        raise ValueError(
+            "a jagged tensor with holes (torch.nested.narrow) must be made whole first"
+        )
     starts: list[Tensor] = [x.offsets() for x in rows]  # type: ignore[attr-defined]
+    if not torch.equal(starts[1], starts[2]):
+        raise ValueError("key and value must have equally many tokens in every sequence")
     q, k, v = (x.values() for x in rows)
     packed = _attend_packed(q, k, v, (starts[0], starts[1]), regularizer, options)
     jagged: Tensor = torch.nested.nested_tensor_from_jagged(packed, starts[0])
@@ -117,6 +124,10 @@ def _check_packed(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _check_prior(term: object, name: str) -> None:
+    if isinstance(term, Prior) and any(isinstance(x, KeyPadding) for x in factors(term)):
+        raise ValueError(
+            "the lengths of packed sequences are those of cu_seq_k; leave KeyPadding out"
+        )
     if term is not None and not isinstance(term, Prior):
         raise TypeError(
             f"{name} of packed sequences must be a fenchel prior, got {type(term).__name__}; a "
@@ -172,7 +183,7 @@ def _as_tsallis(regularizer: Regularizer) -> Tsallis | None:
 
 def _against(numbers: CallNumbers, regularizer: Tsallis) -> str | None:
     call = numbers.call
-    reason = against_sparse_attention(call.query, call.key, call.value, None, regularizer.alpha)
+    reason = against_sparse_attention(call.query, call.key, call.value, None)
     return reason or against_whole(numbers, regularizer)
 
 
@@ -197,6 +208,12 @@ class _PackedNumbers(CallNumbers):
         before = torch.repeat_interleave(self.starts[1][:-1], self.lengths[0])  # of each query
         start, stop = (None if x is None else x - before for x in (tokens.start, tokens.stop))
         return replace(near, start=start, stop=stop, of_key=tokens.of_key)
+
+    def seen_surely(self) -> Structure | None:
+        """Of sequences that attend to themselves."""
+        seen = self.seen()
+        fixed = seen.start is not None or seen.stop is not None
+        return None if fixed or not torch.equal(*self.starts) else seen
 
     def pack(self, x: Arguments) -> Arguments:
         """The same call for the kernels of packed sequences."""

@@ -33,8 +33,7 @@ _PLAIN = (bool, float, int, type(None))
 class Plan:
     """One call, but for the addresses of its operands."""
 
-    def __init__(self, x: Arguments, shape: torch.Size) -> None:
-        self.shape = shape
+    def __init__(self, x: Arguments) -> None:
         self.without, self.saving = Description(x, save=False), Description(x, save=True)
         nothing = x.query.new_empty(0)
         self.arguments = x._replace(query=nothing, key=nothing, value=nothing)
@@ -44,7 +43,7 @@ class Plan:
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             output: Tensor = _Planned.apply(self, query, key, value)  # type: ignore[no-untyped-call]
             return output
-        return self.without.run(query, key, value)[0].view(self.shape)
+        return self.without.run(query, key, value)[0]
 
 
 class _Planned(torch.autograd.Function):
@@ -87,11 +86,10 @@ def key_of(
         return None
     # With their types: 1 equals True, and is refused where True is not.
     key: list[Any] = [alpha, temperature, options, *map(type, numbers)]
-    follows = torch.is_grad_enabled()
     for x in operands:
         if type(x) not in _TENSORS or not x.is_cpu or x.layout is not torch.strided or x.is_nested:
             return None
-        if x.is_neg() or x.ndim > 4 or (follows and x.requires_grad and x.ndim != 4):
+        if x.is_neg() or x.ndim != 4:
             return None
         key += (x.shape, x.stride(), x.dtype)
     if not (_is_constant(base) and _is_constant(attn_mask)) or _is_watched():
@@ -119,6 +117,7 @@ def _is_watched() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or transformed()
+        or torch._C._get_tracing_state() is not None
     )
 
 
@@ -127,9 +126,9 @@ def recall(key: Key) -> Plan | None:
     return _PLANS.get(key)
 
 
-def remember(key: Key, x: Arguments, shape: torch.Size) -> Plan:
+def remember(key: Key, x: Arguments) -> Plan:
     """The kernels run this call: the next one of its kind can go to them at once."""
     if len(_PLANS) >= _MOST:
         _PLANS.clear()
-    plan = _PLANS[key] = Plan(x, shape)
+    plan = _PLANS[key] = Plan(x)
     return plan

@@ -19,7 +19,7 @@ from fenchel._kernels.route import (
     against_sparse_attention,
     against_structured_masses,
 )
-from fenchel._numerics import compute_dtype, where
+from fenchel._numerics import compute_dtype, has, where
 from fenchel.priors.contract import Prior, Structure, Structured
 from fenchel.regularizers.contract import Regularizer, per_row
 from fenchel.regularizers.tsallis import Tsallis
@@ -39,12 +39,12 @@ def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
         ),
         Path(
             NATIVE_PATH,
-            lambda: _against(rounded, regularizer) or against_whole(numbers, regularizer),
+            lambda: _against(rounded) or against_whole(numbers, regularizer),
             lambda: attend_structured(numbers, regularizer),
         ),
         Path(
             "native kernels, tile by tile",
-            lambda: _against(rounded, regularizer),
+            lambda: _against(rounded),
             lambda: by_tiles(rounded, regularizer, _attend_tile),
         ),
         Path(TILES, lambda: None, lambda: tiled(call, regularizer)),
@@ -63,9 +63,9 @@ def _attend_on_cuda(call: AttentionCall, regularizer: Tsallis) -> Tensor:
     return adasplash_attention(call, regularizer)
 
 
-def _against(call: AttentionCall, regularizer: Tsallis) -> Reason:
+def _against(call: AttentionCall) -> Reason:
     base = unexpand(call.base) if isinstance(call.base, Tensor) else None
-    return against_sparse_attention(call.query, call.key, call.value, base, regularizer.alpha)
+    return against_sparse_attention(call.query, call.key, call.value, base)
 
 
 class CallNumbers:
@@ -80,6 +80,20 @@ class CallNumbers:
         """Every prior is told in numbers."""
         pairs = ((self.call.bias, self.bias), (self.call.base, self.base))
         return not any(isinstance(x, Prior) and numbers is None for x, numbers in pairs)
+
+    def seen(self) -> Structure:
+        """What both priors and causality let a query see."""
+        nothing: dict[str, Any] = dict.fromkeys(_SCORED)
+        queries, keys = self.call.scores_shape[2:]
+        joined = Structure(queries, keys, highest=self.call.first if self.call.causal else None)
+        for numbers in (self.bias, self.base):
+            if numbers is not None:
+                joined = replace(numbers, **nothing) * joined
+        return joined
+
+    def seen_surely(self) -> Structure | None:
+        """The same, where every query has that many keys; None if some may have fewer."""
+        return self.seen()
 
     def _numbers(self, term: Tensor | Prior | None) -> Structure | None:
         if not isinstance(term, Prior):
@@ -101,11 +115,28 @@ def against_whole(numbers: CallNumbers, regularizer: Tsallis) -> Reason:
         per_query = temperature.ndim > 0 and temperature.shape[-1] != 1
         if call.softcap or (call.bias is not None and per_query):
             return "a softcap or a prior divided by one temperature per row is made tile by tile"
+    return _against_masses(numbers, regularizer)
+
+
+def _against_masses(numbers: CallNumbers, regularizer: Tsallis) -> Reason:
+    call, alpha = numbers.call, regularizer.alpha
+    dtype = compute_dtype(call.query.dtype)
+    masked = call.mask is not None or isinstance(call.bias, Tensor)
+    if isinstance(call.base, Tensor) and call.base.dtype != torch.bool:
+        log_mass = unexpand(call.base).to(dtype).log()
+        return against_masses(log_mass, alpha, masked or call.causal or numbers.bias is not None)
     if numbers.base is None or is_softmax(regularizer):
         return None
+    masked = masked or isinstance(call.base, Tensor) or _hides(numbers.bias)
     return against_structured_masses(
-        numbers.base, compute_dtype(call.query.dtype), regularizer.alpha
+        numbers.base, None if masked else numbers.seen_surely(), dtype, alpha
     )
+
+
+def _hides(bias: Structure | None) -> bool:
+    """A bias of -inf is a mask."""
+    tables = () if bias is None else (bias.relative, bias.of_key)
+    return any(table is not None and has(table == -torch.inf) for table in tables)
 
 
 def is_softmax(regularizer: Tsallis) -> bool:
@@ -132,15 +163,30 @@ def _attend_tile(call: AttentionCall, regularizer: Tsallis) -> Tensor:
         return tiled(call, regularizer)
     if isinstance(call.base, Prior):
         log_mass = log_mass_of_tile(call.base, call).reshape(call.scores_shape)
-        if against_masses(log_mass.detach(), regularizer.alpha) is not None:
-            return tiled(call, regularizer)
         terms |= {"mass": log_mass, "mass_is_log": True}
-    if isinstance(call.bias, Prior):
-        bias = log_mass_of_tile(call.bias, call).reshape(call.scores_shape)
-        call = replace(call, bias=bias)
+    bound = call.bias if isinstance(call.bias, Prior) else None
+    if bound is not None:
+        call = replace(call, bias=log_mass_of_tile(bound, call).reshape(call.scores_shape))
+    masses = _visible_masses(call, terms.get("mass"))
+    if masses is not None and against_masses(masses, regularizer.alpha) is not None:
+        return tiled(call if bound is None else replace(call, bias=bound), regularizer)
     if isinstance(regularizer.temperature, Tensor) and call.softcap:
         return tiled(call, regularizer)
     return run_kernels(_arguments(call, regularizer, terms)).to(call.query.dtype)
+
+
+def _visible_masses(call: AttentionCall, log_mass: Tensor | None) -> Tensor | None:
+    """Logs of the masses of this tile, without those that a mask hides."""
+    if isinstance(call.base, Tensor) and call.base.dtype != torch.bool:
+        log_mass = call.base.to(compute_dtype(call.query.dtype)).log()
+    if log_mass is None:
+        return None
+    log_mass, hidden = log_mass.detach(), call.hidden()
+    if hidden is not None:
+        log_mass = where(~hidden, log_mass, -torch.inf)
+    if isinstance(call.bias, Tensor):
+        log_mass = where(call.bias.detach() != -torch.inf, log_mass, -torch.inf)
+    return log_mass
 
 
 def _terms(numbers: CallNumbers, regularizer: Tsallis) -> dict[str, Any]:
@@ -155,7 +201,8 @@ def _terms(numbers: CallNumbers, regularizer: Tsallis) -> dict[str, Any]:
         base = _lay_out_numbers(base, call)
         for name in _SCORED:
             _add_mass(terms, name, getattr(base, name), is_softmax(regularizer))
-    return terms | _seen(bias, base)
+    seen = _lay_out_numbers(numbers.seen(), call)
+    return terms | {name: getattr(seen, name) for name in _RANGES}
 
 
 def _add_mass(terms: dict[str, Any], name: str, table: Tensor | None, softmax: bool) -> None:
@@ -189,24 +236,19 @@ def _lay_out_numbers(numbers: Structure, call: AttentionCall) -> Structure:
     return replace(numbers, **laid_out)
 
 
-def _seen(bias: Structure | None, base: Structure | None) -> dict[str, Any]:
-    """What both priors let a query see."""
-    nothing: dict[str, Any] = dict.fromkeys(_SCORED)
-    only = [replace(x, **nothing) for x in (bias, base) if x is not None]
-    joined = only[0] if len(only) == 1 else only[0] * only[1]
-    return {name: getattr(joined, name) for name in _RANGES}
-
-
 def _cooled(
     table: Tensor | None, temperature: float | Tensor, call: AttentionCall
 ) -> Tensor | None:
     """A bias of the scores, (batch, head) or (batch, head, position), over the temperature."""
     if table is None:
         return None
-    if not isinstance(temperature, Tensor):
-        return table if temperature == 1 else table / temperature
-    column = _rows(temperature, call, "temperature")[..., :1].to(table.dtype)
-    return table / (column if table.ndim == 3 else column.squeeze(-1))
+    if not isinstance(temperature, Tensor) and temperature == 1:
+        return table
+    if isinstance(temperature, Tensor):
+        column = _rows(temperature, call, "temperature")[..., :1].to(table.dtype)
+        temperature = column if table.ndim == 3 else column.squeeze(-1)
+    lowest = torch.finfo(table.dtype).min  # finite scores stay finite: -inf alone hides
+    return where(table != -torch.inf, (table / temperature).clamp(min=lowest), -torch.inf)
 
 
 def _arguments(call: AttentionCall, regularizer: Tsallis, terms: dict[str, Any]) -> Arguments:
@@ -231,9 +273,8 @@ def _arguments(call: AttentionCall, regularizer: Tsallis, terms: dict[str, Any])
     else:
         scale, bias_scale = scale / temperature, 1 / temperature
         softcap = softcap / temperature
-    if call.causal:
-        highest = terms.get("highest")
-        terms["highest"] = call.first if highest is None else min(call.first, highest)
+    if call.causal and not call.priors:
+        terms["highest"] = call.first
     terms = {name: term for name, term in terms.items() if term is not None}
     return Arguments(
         query=query,

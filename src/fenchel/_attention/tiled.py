@@ -159,7 +159,8 @@ def scores(call: AttentionCall) -> Tensor:
     if call.softcap:
         product = call.softcap * (product / call.softcap).tanh()
     if call.bias is not None:
-        product = product + _bias(call).to(dtype)
+        bias = _bias(call).to(dtype)
+        product = where(bias != -torch.inf, product + bias, -torch.inf)  # whatever the key holds
     hidden = call.hidden()
     return product if hidden is None else where(~hidden, product, -torch.inf)
 

@@ -28,7 +28,7 @@ from fenchel._kernels.attention_call import (
 )
 from fenchel._kernels.library import BLOCK, AttentionGradient, run, view
 from fenchel._kernels.operands import register_native
-from fenchel._numerics import compute_dtype
+from fenchel._numerics import compute_dtype, transformed
 
 _PARTS = 8  # partial sums of key gradients, so that few heads still fill several cores
 
@@ -219,7 +219,9 @@ def attend(x: Arguments, save: bool) -> Tensor:
 def _is_watched(x: Arguments) -> bool:
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return True
-    return any(t is not None and type(t) not in _USUAL for t in x[: len(_NAMES)])
+    tensors = [tensor for tensor in x.tensors.values() if tensor is not None]
+    unusual = any(type(t) not in _USUAL or t.is_neg() for t in tensors)
+    return unusual or torch._C._get_tracing_state() is not None
 
 
 _USUAL = (Tensor, torch.nn.Parameter)
@@ -244,6 +246,7 @@ class _Attention(torch.autograd.Function):
 
 def _backward_by_name(gradient: Tensor, *, output_mask: list[bool], **rest: Any) -> Any:
     x = (rest[name] for name in Arguments._fields)
+    gradient = gradient.resolve_neg()  # as the dispatcher would
     return _backward(gradient, *x, *(rest[name] for name in Saved._fields), output_mask)
 
 
@@ -267,9 +270,21 @@ def differentiate(
     x: Arguments, saved: Saved, gradient: Tensor, needed: dict[str, bool], operator: Any = None
 ) -> Gradients:
     """Gradients by name, from the kernel; in torch's operations if they are to be followed, too."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _Attention.differentiable(x, gradient, needed)
+    if torch.compiler.is_compiling():
+        return _gradients(operator or _backward_by_name, saved, x, gradient, needed)
+    if torch.is_grad_enabled() or transformed() or not _has_storage(gradient):
+        with torch.enable_grad():
+            return _Attention.differentiable(x, gradient, needed)
     return _gradients(operator or _backward_by_name, saved, x, gradient, needed)
+
+
+def _has_storage(gradient: Tensor) -> bool:
+    """Not so of a batch of gradients (`is_grads_batched`), whose vmap leaves no other trace."""
+    try:
+        gradient.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _gradients(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fenchel._kernels import library
 from fenchel._kernels.tsallis import EDGE_ABOVE
-from fenchel._numerics import compute_dtype, has, readable, transformed
+from fenchel._numerics import compute_dtype, has, readable, transformed, where
 from fenchel.priors.contract import Structure
 
 NATIVE, TORCH = "native", "torch"
@@ -162,7 +162,7 @@ _SMALLEST = -80.0
 
 
 def against_sparse_attention(
-    query: Tensor, key: Tensor, value: Tensor, base: Tensor | None, alpha: float | Tensor
+    query: Tensor, key: Tensor, value: Tensor, base: Tensor | None
 ) -> Reason:
     """The fused kernels of Tsallis attention. base: without the copies of broadcasting."""
     if 0 in (*query.shape, *key.shape, *value.shape):
@@ -177,19 +177,22 @@ def against_sparse_attention(
         dtype = compute_dtype(query.dtype)
         if base.dtype == torch.float64 != dtype:
             return f"the base holds masses that {dtype} does not"
-        wide = against_masses(base.to(dtype).log(), alpha)
-        if wide is not None:
-            return wide
     return against_native(query)
 
 
-def against_masses(log_mass: Tensor, alpha: float | Tensor) -> Reason:
-    """Masses must be such that the kernels can multiply them as they are."""
+def against_masses(log_mass: Tensor, alpha: float | Tensor, some_hidden: bool = False) -> Reason:
+    """Masses must be such that the kernels can multiply them as they are.
+
+    some_hidden: a row may see any of its keys, so that any mass may be the largest that it sees.
+    """
     largest = log_mass.amax(-1)
-    if has(~((largest.abs() < _WIDEST[log_mass.dtype]) | (largest == -torch.inf))):
+    hidden = log_mass == -torch.inf
+    least = where(~hidden, log_mass, torch.inf).amin(-1) if some_hidden else largest
+    wide = (largest >= _WIDEST[log_mass.dtype]) | (least <= -_WIDEST[log_mass.dtype])
+    if has((wide & (largest != -torch.inf)) | largest.isnan()):
         return f"the largest mass of a row must lie within exp(±{_WIDEST[log_mass.dtype]:g})"
     if log_mass.dtype == torch.float32:
-        lost = (log_mass < _SMALLEST) & (log_mass > -torch.inf)
+        lost = (log_mass < _SMALLEST) & ~hidden
         near_softmax = torch.as_tensor(alpha).detach() <= 1 + EDGE_ABOVE
         if has(lost.any() & near_softmax.any()):
             return f"a mass is below exp({_SMALLEST:g}), which float32 cannot hold near alpha = 1"
@@ -197,10 +200,13 @@ def against_masses(log_mass: Tensor, alpha: float | Tensor) -> Reason:
 
 
 def against_structured_masses(
-    numbers: Structure, dtype: torch.dtype, alpha: float | Tensor
+    masses: Structure, seen: Structure | None, dtype: torch.dtype, alpha: float | Tensor
 ) -> Reason:
-    """The same for masses by position and by key, from bounds that take time linear in n."""
-    tables = [table for table in (numbers.relative, numbers.of_key) if table is not None]
+    """The same for masses by position, by key and of a sink, from bounds linear in n.
+
+    seen: which keys every query sees; None where a mask may hide any of them.
+    """
+    tables = [t for t in (masses.relative, masses.of_key, masses.sink) if t is not None]
     if not tables:
         return None
     if not readable(*tables):
@@ -208,44 +214,54 @@ def against_structured_masses(
     tables = [table.detach().to(dtype) for table in tables]
     if any(has(table.isnan() | (table == torch.inf)) for table in tables):
         return "the prior holds masses that are NaN or infinite"
-    most = sum(float(table.amax()) for table in tables)
-    least = _least_of_largest(numbers, dtype)
+    by_position = [t for t in (masses.relative, masses.of_key) if t is not None]
+    most = sum(float(table.detach().amax()) for table in by_position)
+    if masses.sink is not None:
+        most = max(most, float(masses.sink.detach().abs().amax()))
+    least = _least_of_largest(masses, seen)
     if not -_WIDEST[dtype] < least <= most < _WIDEST[dtype]:
         return f"the largest mass of a row must lie within exp(±{_WIDEST[dtype]:g})"
-    smallest = sum(float(table[table > -torch.inf].amin()) for table in tables)
+    smallest = sum(_smallest(table) for table in by_position)
     near_softmax = bool((torch.as_tensor(alpha).detach() <= 1 + EDGE_ABOVE).any())
     if dtype == torch.float32 and near_softmax and smallest < _SMALLEST:
         return f"a mass is below exp({_SMALLEST:g}), which float32 cannot hold near alpha = 1"
     return None
 
 
-def _least_of_largest(numbers: Structure, dtype: torch.dtype) -> float:
-    """A lower bound on the log of the largest mass that any row sees."""
+def _smallest(table: Tensor) -> float:
+    """Of the logs of masses that are there."""
+    there = table.detach()[table.detach() > -torch.inf]
+    return float(there.amin()) if there.numel() else 0.0
+
+
+def _least_of_largest(masses: Structure, seen: Structure | None) -> float:
+    """A lower bound on the log of the largest mass that any row sees, if it sees any."""
     least = 0.0
-    if numbers.relative is not None:
-        table = numbers.relative.detach().to(dtype)
-        least += float(table[..., _seen_by_all(numbers)].amax(-1).amin())
-    if numbers.of_key is not None:
-        table = numbers.of_key.detach().to(dtype)
-        seen_by_all = (numbers.lowest, numbers.highest, numbers.start, numbers.stop)
-        alone = numbers.relative is None and all(bound is None for bound in seen_by_all)
-        least += float((table.amax(-1) if alone else table).amin())
+    by_all = None if seen is None else _seen_by_all(seen)
+    if masses.relative is not None:
+        table = masses.relative.detach()
+        least += _smallest(table if by_all is None else table[..., by_all].amax(-1))
+    if masses.of_key is not None:
+        table = masses.of_key.detach()
+        everywhere = seen is not None and seen.says_nothing and masses.relative is None
+        least += _smallest(table.amax(-1) if everywhere else table)
     return least
 
 
-def _seen_by_all(numbers: Structure) -> slice:
-    """Among relative positions: those of keys that every query sees, or all if there are none."""
-    first = max(0, numbers.lowest or 0)
-    last = numbers.keys - numbers.queries
-    last = last if numbers.highest is None else min(last, numbers.highest)
-    place = torch.arange(numbers.queries) + first
-    inside = numbers.start is None or not has(numbers.start > place)
-    inside = inside and (numbers.stop is None or not has(numbers.stop <= place))
-    if first > last or not inside:
-        return slice(None)
-    if numbers.start is not None or numbers.stop is not None:
+def _seen_by_all(seen: Structure) -> slice | None:
+    """Relative positions, among all of them, that every query sees; None if there is none."""
+    first = max(0, seen.lowest or 0)
+    last = seen.keys - seen.queries
+    last = last if seen.highest is None else min(last, seen.highest)
+    if first > last:
+        return None
+    if seen.start is not None or seen.stop is not None:
         last = first
-    return slice(first + numbers.queries - 1, last + numbers.queries)
+        place = torch.arange(seen.queries) + first
+        late = seen.start is not None and has(seen.start > place)
+        if late or (seen.stop is not None and has(seen.stop <= place)):
+            return None
+    return slice(first + seen.queries - 1, last + seen.queries)
 
 
 def against_sdpa(

@@ -201,6 +201,13 @@ class Shifted(Prior):
         return Shifted(self.prior.bind(shape), self.by)
 
 
+def factors(prior: Prior) -> list[Prior]:
+    """What a product is made of, without its shifts."""
+    if isinstance(prior, Product):
+        return [*factors(prior.first), *factors(prior.second)]
+    return factors(prior.prior) if isinstance(prior, Shifted) else [prior]
+
+
 @dataclass(frozen=True, eq=False)
 class Structured(Prior):
     """The prior that a structure describes."""

@@ -55,18 +55,20 @@ struct Forward {
 
     // Few queries: those of all heads that read one key head together, keys packed as they are met.
     void run_few(const Sequence& s, std::int64_t kv) {
+        if (s.queries == 0) return;
         const std::int64_t repeats = p.heads / p.kv_heads, all = repeats * s.queries;
-        for (std::int64_t first = 0; first < all; first += kBlock) {
-            const std::int64_t rows = std::min(kBlock, all - first);
-            Range near{0, 0}, together{s.keys, 0};
+        const std::int64_t together = kBlock / s.queries * s.queries;  // a head's rows share a pool: whole heads
+        for (std::int64_t first = 0; first < all; first += together) {
+            const std::int64_t rows = std::min(together, all - first);
+            Range near{0, 0}, seen{s.keys, 0};
             for (std::int64_t i = 0; i < rows; ++i) {
                 const std::int64_t h = kv * repeats + (first + i) / s.queries, query = (first + i) % s.queries;
                 scores.enter(s, h);
                 if (i == 0 || query == 0) near = scores.near();
                 prepare(s, row[i], h, query, near, i);
-                widen(together, row[i].seen);
+                widen(seen, row[i].seen);
             }
-            enter(s, kv, together, true);
+            enter(s, kv, seen, true);
             block(s, rows, true);
         }
     }
@@ -180,7 +182,7 @@ struct Forward {
     // Strips as in `score_chunk`; rows that see keys far apart are scored alone.
     void score_short(std::int64_t rows) {
         const std::int64_t wide = padded(p.dim, kColumns<T>);
-        T* x = chunk.reserve(kBlock * kStride);
+        T* x = chunk.reserve(kBlock * kStride + kChunk);  // lanes are read as far as the longest row goes
         for (std::int64_t first = 0, n; first < rows; first += n) {
             Range seen{p.keys, 0};
             for (n = 0; n < kRows && first + n < rows; ++n) {
@@ -198,18 +200,17 @@ struct Forward {
     }
 
     void solve_short(const Sequence& s, const std::int64_t* members, std::int64_t rows) {
-        const T hidden = -std::numeric_limits<T>::infinity();
-        T* x[kBlock];
-        std::int64_t n = 0;
+        const T* x[kBlock];
+        std::int64_t n = 0, sizes[kBlock];
         for (std::int64_t k = 0; k < rows; ++k) n = std::max(n, row[members[k]].seen.size());
         for (std::int64_t k = 0; k < rows; ++k) {
             Row& r = row[members[k]];
             x[k] = r.x;
+            sizes[k] = r.seen.size();
             if (scores.h != r.h) scores.enter(*scores.s, r.h);
             if (!scores.plain()) scores.finish(r.x, r.query, r.seen.from, r.seen.to);
-            for (std::int64_t j = r.seen.size(); j < padded(n, 16); ++j) r.x[j] = hidden;
         }
-        short_rows.solve(row[members[0]].family, rows, n, x);
+        short_rows.solve(row[members[0]].family, rows, n, x, sizes);
         if (expect_by_lanes(s, members, rows, n)) return;
         for (std::int64_t k = 0; k < rows; ++k) take_short(row[members[k]], k);
     }

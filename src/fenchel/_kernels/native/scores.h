@@ -76,7 +76,7 @@ struct Scores {
             const T least = std::numeric_limits<T>::lowest();
             for (std::int64_t j = 0; j < n; ++j) {
                 const T sum = x[j] + factor * bias[j];
-                x[j] = sum < least && bias[j] >= least ? least : sum;  // only -inf hides a key
+                x[j] = bias[j] < least ? bias[j] : sum < least ? least : sum;  // only -inf hides a key
             }
         }
         if (p.mask.data) {
@@ -103,13 +103,12 @@ struct Scores {
         for (; j + W <= n; j += W) {
             const Vec<T> b = load<T>(bias + j), sum = load<T>(x + j) + b;
             const Mask<T> low = (sum < least) & (b >= least);
-            store<T>(x + j, low ? least : sum);
+            const Vec<T> finite = low ? least : sum;
+            store<T>(x + j, b < least ? b : finite);  // whatever the key holds
         }
         for (; j < n; ++j) {
-            const T sum = x[j] + bias[j];
-            x[j] = sum < std::numeric_limits<T>::lowest() && bias[j] >= std::numeric_limits<T>::lowest()
-                       ? std::numeric_limits<T>::lowest()
-                       : sum;
+            const T low = std::numeric_limits<T>::lowest(), sum = x[j] + bias[j];
+            x[j] = bias[j] < low ? bias[j] : sum < low ? low : sum;
         }
     }
 

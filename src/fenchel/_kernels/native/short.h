@@ -14,10 +14,11 @@ struct ShortRows {
     double rest[kLanes];
     bool broken[kLanes];
 
-    // Rows of n keys each, hidden ones -inf, with room for a vector more: their distances from the threshold. `top` is the largest score, and the threshold top + rest; rows without any key have top = -inf. Square and ramp only.
-    void solve(const Family<T>& family, std::int64_t rows, std::int64_t n, T* const* x) {
+    // Rows of up to n keys, hidden ones -inf, in memory that may be read as far as the longest row goes. `top` is the
+    // largest score, and the threshold top + rest; rows without any key have top = -inf. Square and ramp only.
+    void solve(const Family<T>& family, std::int64_t rows, std::int64_t n, const T* const* x, const std::int64_t* sizes) {
         T* u = column.reserve((n + 8) * kLanes);
-        flip(x, rows, n, u);
+        flip(x, rows, n, sizes, u);
         for (std::int64_t first = 0; first < rows; first += V * W)
             family.kind == Kind::square ? lanes<Kind::square>(family, n, u + first, first)
                                         : lanes<Kind::ramp>(family, n, u + first, first);
@@ -41,7 +42,7 @@ struct ShortRows {
         }
         return u;
     }
-    // Distances from the threshold of what lies above it, and their keys, from a row of n scores and some -inf.
+    // Distances from the threshold of what lies above it, and their keys, from a row of n scores.
     std::int64_t collect(std::int64_t lane, const T* x, std::int64_t n, std::int32_t first, T* distance, std::int32_t* key) const {
         const Vec<T> centre = fill<T>(top[lane]), none{};
         const T whole = T(rest[lane]);
@@ -49,7 +50,8 @@ struct ShortRows {
         std::int64_t found = 0;
         for (std::int64_t j = 0; j < n; j += W) {
             const Vec<T> d = ((load<T>(x + j) - centre) - high) - low;
-            const unsigned bits = above<T>(d, none);
+            unsigned bits = above<T>(d, none);
+            if (n - j < W) bits &= (1u << (n - j)) - 1;
             if (bits) found += append<T>(bits, d, first + std::int32_t(j), distance + found, key + found);
         }
         return found;
@@ -148,8 +150,8 @@ struct ShortRows {
         }
     }
 
-    // Rows to lanes; lanes without a row are hidden.
-    static void flip(T* const* x, std::int64_t rows, std::int64_t n, T* u) {
+    // Rows to lanes; what has no key is hidden.
+    static void flip(const T* const* x, std::int64_t rows, std::int64_t n, const std::int64_t* sizes, T* u) {
         std::int64_t i = 0;
 #if defined(__AVX2__)
         if constexpr (sizeof(T) == 4)
@@ -163,7 +165,7 @@ struct ShortRows {
 #endif
         for (; i < rows; ++i)
             for (std::int64_t j = 0; j < n; ++j) u[j * kLanes + i] = x[i][j];
-        for (; i < padded(rows, V * W); ++i)
-            for (std::int64_t j = 0; j < n; ++j) u[j * kLanes + i] = -std::numeric_limits<T>::infinity();
+        for (i = 0; i < padded(rows, V * W); ++i)
+            for (std::int64_t j = i < rows ? sizes[i] : 0; j < n; ++j) u[j * kLanes + i] = -std::numeric_limits<T>::infinity();
     }
 };
