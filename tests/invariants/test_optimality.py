@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fenchel as fl
+from fenchel.priors.measure import resolve
 
 from .checks import (
     assert_feasible,
@@ -110,7 +111,7 @@ def test_omega_is_convex(family: Family, scores: Tensor, generator: torch.Genera
 
 
 def _omega(family: Family, weights: Tensor) -> Tensor:
-    everywhere = fl.priors.resolve(None, weights.shape, weights)
+    everywhere = resolve(None, weights.shape, weights)
     return family.regularizer(weights).value(weights, everywhere)
 
 

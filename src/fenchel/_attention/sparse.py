@@ -273,8 +273,9 @@ def _arguments(call: AttentionCall, regularizer: Tsallis, terms: dict[str, Any])
     else:
         scale, bias_scale = scale / temperature, 1 / temperature
         softcap = softcap / temperature
-    if call.causal and not call.priors:
-        terms["highest"] = call.first
+    if call.causal:
+        highest = terms.get("highest")
+        terms["highest"] = call.first if highest is None else min(call.first, highest)
     terms = {name: term for name, term in terms.items() if term is not None}
     return Arguments(
         query=query,

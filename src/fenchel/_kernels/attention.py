@@ -156,7 +156,7 @@ def _sum_sequences(positions: Tensor, x: Arguments) -> Tensor:
     place = torch.arange(len(before), device=before.device) - before
     # One more than there are: each sequence has a gap of one entry, which is zero.
     total = positions.new_zeros((*positions.shape[:2], x.longest_query + x.longest_key))
-    return total.index_add(2, place, positions)[..., :-1]
+    return total.index_add(2, place, positions)[..., :-1].contiguous()
 
 
 def _read_backward(arguments: tuple[Any, ...]) -> tuple[Arguments, Saved, list[bool]]:
@@ -280,6 +280,8 @@ def differentiate(
 
 def _has_storage(gradient: Tensor) -> bool:
     """Not so of a batch of gradients (`is_grads_batched`), whose vmap leaves no other trace."""
+    if type(gradient) is not Tensor or torch._C._len_torch_dispatch_stack():
+        return True  # fake tensors go to the operator
     try:
         gradient.data_ptr()
     except RuntimeError:

@@ -7,7 +7,7 @@ import torch
 
 import fenchel as fl
 from fenchel import priors
-from fenchel._kernels import attention as kernels
+from fenchel._kernels import attention_call as kernels
 from tests.kernels.native.cases import native, needs_library
 
 pytestmark = needs_library

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel._kernels import attention as kernels
+from fenchel._kernels import attention_call as kernels
 from tests.kernels.native.cases import needs_library
 
 pytestmark = needs_library

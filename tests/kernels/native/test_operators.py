@@ -37,7 +37,8 @@ def test_export_for_any_length():
         actual, expected = program.module()(leaf, leaf, leaf), _Module()(leaf, leaf, leaf)
         assert torch.equal(actual, expected)
         (one,), (other,) = (torch.autograd.grad(y.square().sum(), leaf) for y in (actual, expected))
-        assert torch.equal(one, other)
+        # Autograd adds the three up, in an order of its own.
+        assert (one - other).abs().max() <= 1e-6 * (1 + other.abs().max())
 
 
 def _with_strange_padding(keys=64, seen=40, alpha=1.1):
