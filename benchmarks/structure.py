@@ -67,6 +67,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
+    threads: tuple[int, ...]
     results: tuple[Entry, ...]
     others: float | None = None  # share of the processors that other processes had
 
@@ -77,6 +78,7 @@ class Report:
     def as_json(self) -> Entry:
         return {
             "bench": "structure",
+            "settings": {"threads": " and ".join(map(str, self.threads)), "dtype": "float32"},
             "machine": machine.summary(),
             "kernels": machine.kernels(),
             "warning": self.warning,
@@ -98,7 +100,7 @@ def run(sweep: Sweep, advance: Advance = lambda what, share: None) -> Report:
                 results += _entries(case, threads, samples)
     finally:
         torch.set_num_threads(before)
-    return Report(tuple(results), neighbours.share())
+    return Report(sweep.threads, tuple(results), neighbours.share())
 
 
 def all_cases(sweep: Sweep) -> list[Case]:
