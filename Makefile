@@ -55,7 +55,7 @@ tour: $(STAMP)  ## one page about everything, computed here
 	$(BIN)/python -m papers tour --out build/tour
 
 docs: $(DOCS_STAMP)  ## the site, into build/docs; runs the code of every page
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/docs
 	@echo "open build/docs/index.html"
 
 clean:
