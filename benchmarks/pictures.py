@@ -194,7 +194,8 @@ def _ratios(document: dict[str, Any]) -> Callable[[Figure], None]:
         ax = canvas.subplots()
         ax.set_title(f"Time of entmax-1.5, beside torch or our plain call ({threads} thread(s))")
         names, values = ratio_bars(document, threads)
-        ax.barh(range(len(names)), values, color=draw.BLUE, height=0.6)
+        widths = [value - 1 for value in values]  # from one, to either side
+        ax.barh(range(len(names)), widths, left=1.0, color=draw.BLUE, height=0.6)
         ax.axvline(1.0, color=draw.FAINT)
         ax.set_yticks(range(len(names)), names, fontsize=6)
         ax.set_xscale("log")
