@@ -246,7 +246,7 @@ struct Backward {
         if (out.sink_log_mass && l.sink) out.sink_log_mass[at.number + l.row] = double(w[0]) * (double(g[0]) - mean);
         if (terms.of_mass())
             for (std::int64_t e = l.sink; e < n; ++e) terms.add_log_mass(query, l.key[e], w[e] * (g[e] - T(mean)));
-        differentiate(f, n, r, g, mean);
+        differentiate(f.steep() || c.mass, n, r, g, mean);
         if (out.scores)
             for (std::int64_t e = l.sink; e < n; ++e) wide_entry(out.scores, at, l.row)[l.key[e]] = g[e];
         if (out.sink && l.sink) out.sink[at.number + l.row] = double(g[0]);
@@ -282,11 +282,11 @@ struct Backward {
         return above / below;
     }
 
-    // g becomes ds. For eps > 1 the steepest key's own product is slope times a difference that
-    // rounds to zero; sum ds = 0 gives it without that loss.
-    static void differentiate(const Family<T>& f, std::int64_t n, const T* r, T* g, double mean) {
+    // g becomes ds. For eps > 1, and for masses of very different size, the steepest key's own product is
+    // slope times a difference that rounds to zero; sum ds = 0 gives it without that loss.
+    static void differentiate(bool uneven, std::int64_t n, const T* r, T* g, double mean) {
         for (std::int64_t e = 0; e < n; ++e) g[e] = r[e] * (g[e] - T(mean));
-        if (!f.steep()) return;
+        if (!uneven) return;
         std::int64_t steepest = 0;
         double others = 0;
         for (std::int64_t e = 1; e < n; ++e) steepest = r[e] > r[steepest] ? e : steepest;
@@ -398,7 +398,7 @@ struct Backward {
             for (std::int64_t j = mine.from; j < mine.to; ++j) wide_entry(out.log_mass, at, i)[x.from + j] = w[j] * (g[j] - T(mean));
         if (terms.of_mass())
             for (std::int64_t j = mine.from; j < mine.to; ++j) terms.add_log_mass(query, x.from + j, w[j] * (g[j] - T(mean)));
-        differentiate(f, end, r, g, mean);
+        differentiate(f.steep() || c.mass, end, r, g, mean);
         if (out.scores) std::memcpy(wide_entry(out.scores, at, i) + seen[i].from, g + mine.from, mine.size() * sizeof(T));
         if (out.sink) out.sink[number] = double(g[x.end]);
         if (terms.relative || terms.of_key)
