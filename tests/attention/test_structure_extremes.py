@@ -188,3 +188,21 @@ def test_a_traced_call():
     q, k, v = (draw(i, 1, 1, 4, 8) for i in range(3))
     traced = torch.jit.trace(lambda *x: fl.attention(*x, fl.Tsallis(1.5)), (q, k, v))
     assert torch.equal(traced(q + 1, k, v), fl.attention(q + 1, k, v, fl.Tsallis(1.5)))
+
+
+@pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
+def test_masses_that_no_number_holds(alpha):
+    """Keys far away come first, with masses of 1e-41 and less: alone they may not break the row."""
+    n = 3300
+    q, k, v = (draw(i, 1, 1, n, 8) for i in range(3))
+    prior = P.ALiBi(heads=1, slopes=torch.tensor([0.0625]))
+    found = fl.attention(q, k, v, fl.Tsallis(alpha), base=prior)
+    near = P.SlidingWindow(1300, right=1300)
+    wanted = fl.attention(q, k, v, fl.Tsallis(alpha), base=prior * near)
+    assert (found - wanted).abs().max() < 1e-5
+    masses = torch.ones(1000)
+    masses[:600] = 1e-42
+    few, seen = q[..., :40, :], slice(600, 1000)
+    found = fl.attention(few, k[..., :1000, :], v[..., :1000, :], fl.Tsallis(alpha), base=masses)
+    wanted = fl.attention(few, k[..., seen, :], v[..., seen, :], fl.Tsallis(alpha))
+    assert (found - wanted).abs().max() < 1e-5

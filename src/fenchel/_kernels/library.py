@@ -65,6 +65,8 @@ class Library:
             "average": [POINTER(AverageProblem)],
             "variant": [],
             "choose": [ctypes.c_int],
+            "screen": [ctypes.c_int],
+            "screened": [],
             "block": [],
             "layout": [],
         }
@@ -75,6 +77,7 @@ class Library:
                 raise stale
             function.argtypes, function.restype = arguments, ctypes.c_int
         native.fenchel_layout.restype = ctypes.c_uint32
+        native.fenchel_screened.restype = ctypes.c_int64
         if native.fenchel_block() != BLOCK or native.fenchel_layout() != checksum():
             raise stale
 
@@ -94,6 +97,15 @@ class Library:
     def choose(self, variant: str) -> str:
         """Use a lesser instruction set than the machine's best, to compare them."""
         return VARIANTS[self._native.fenchel_choose(VARIANTS.index(variant))]
+
+    def screen(self, on: bool) -> bool:
+        """Drop keys by products of rounded operands first, or score all; the same bits."""
+        return bool(self._native.fenchel_screen(on))
+
+    @property
+    def screened(self) -> int:
+        """How often a row was screened against a chunk of keys, in all calls so far."""
+        return int(self._native.fenchel_screened())
 
 
 def is_disabled() -> bool:

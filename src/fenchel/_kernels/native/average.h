@@ -20,7 +20,7 @@ struct Average {
     void run(std::int64_t group) {
         const T* key = static_cast<const T*>(p.key) + group * p.keys * p.dim;
         const T* value = static_cast<const T*>(p.value) + group * p.keys * p.value_dim;
-        panels.pack(key, p.dim, p.keys, p.dim);
+        panels.pack_all(key, p.dim, p.keys, p.dim);
         if (p.output) {
             for (std::int64_t row = 0; row < p.rows; ++row) forward(group * p.rows + row, value);
             return;

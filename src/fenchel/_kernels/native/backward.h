@@ -322,8 +322,8 @@ struct Backward {
 
     void pack(const Sequence& s) {
         if (packed) return;
-        key_panels.pack(keys.data, keys.ld, s.keys, p.dim);
-        value_panels.pack(values.data, values.ld, s.keys, p.value_dim);
+        key_panels.pack_all(keys.data, keys.ld, s.keys, p.dim);
+        value_panels.pack_all(values.data, values.ld, s.keys, p.value_dim);
         if (!keys.finite(s.keys, p.dim)) keys.clean(s.keys, p.dim);
         finite_values = values.finite(s.keys, p.value_dim);
         packed = true;

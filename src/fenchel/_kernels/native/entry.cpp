@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "parallel.h"
@@ -27,6 +28,9 @@ FENCHEL_DECLARE(avx512)
 #endif
 
 namespace fenchel {
+
+bool screening = true;
+std::int64_t screened = 0;
 
 namespace {
 // A few for each core: more have nothing to gain, and thousands no room for their stacks.
@@ -97,6 +101,9 @@ FENCHEL_EXPORT int fenchel_average(const AverageProblem* p) { return FENCHEL_CAL
 FENCHEL_EXPORT std::uint32_t fenchel_layout() { return FENCHEL_LAYOUT; }
 FENCHEL_EXPORT int fenchel_block() { return int(kBlock); }
 FENCHEL_EXPORT int fenchel_variant() { return int(chosen); }
+// Results are the same; returns what was before.
+FENCHEL_EXPORT int fenchel_screen(int on) { return std::exchange(screening, on != 0); }
+FENCHEL_EXPORT std::int64_t fenchel_screened() { return __atomic_load_n(&screened, __ATOMIC_RELAXED); }
 // A lesser variant than the machine's best, for tests; returns what is used from now on.
 FENCHEL_EXPORT int fenchel_choose(int variant) {
     chosen = variant >= 0 && variant <= int(supported) ? Variant(variant) : supported;

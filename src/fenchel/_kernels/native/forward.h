@@ -11,18 +11,24 @@ struct Forward {
     Rows<T> keys, values;
     Buffer<T> queries, chunk, candidate_score, candidate_mass, chunk_mass, sum_of_values, dense_sums, few_values;
     Buffer<std::int32_t> candidate_key;
+    Buffer<char> chunk_packed;
     ShortRows<T> short_rows;
+    Screen<T> screen;
     std::int64_t room;  // candidates a row may have
-    std::int64_t kv_head = 0;
-    Range taken{0, 0}, packed{0, 0};  // keys whose values, and whose panels, are at hand
+    std::int64_t kv_head = 0, screened_rows = 0;
+    Range taken{0, 0}, held{0, 0};  // keys whose values, and which themselves, are at hand
     bool values_later = false;
     enum class Answer { unasked, no, yes } finite_values = Answer::unasked;
 
     static constexpr std::int64_t kDenseRow = 64;  // keys: of fewer, all values are read
+    static constexpr std::int64_t kCrowded = 24;   // one key in so many is scored as fast with all the others
     static constexpr std::int64_t kStride = kChunk + 16;  // a row of scores may end inside a vector
 
     explicit Forward(const AttentionProblem& problem)
         : p(problem), scores(problem), room(padded(problem.keys + 1, 16) + 64) {}
+    ~Forward() {
+        if (screened_rows) __atomic_fetch_add(&screened, screened_rows, __ATOMIC_RELAXED);
+    }
 
     struct Row {
         std::int64_t h = 0, query = 0;
@@ -34,6 +40,7 @@ struct Forward {
         T cut = -std::numeric_limits<T>::infinity();
         T* x = nullptr;        // scores of a short row
         bool cut_known = false, dense = false, is_short = false, done = false;
+        bool crowded = false;  // too many keys were above the cut for screening to pay
 
         bool spans_segments() const { return !seen.empty() && seen.from / kSegment != (seen.to - 1) / kSegment; }
     };
@@ -79,10 +86,30 @@ struct Forward {
         all.to = std::max(all.to, one.to);
     }
 
-    void pack_keys(const Sequence& s, const Range& part) {
-        packed = part;
+    void hold_keys(const Sequence& s, const Range& part) {
+        held = part;
         keys.take(p.key, s.batch, kv_head, s.first_key + part.from, part.size(), p.dim, T(1));
-        panels.pack(keys.data, keys.ld, part.size(), p.dim);
+        keys.origin = part.from;
+        panels.reserve(part.size(), p.dim);
+        const std::int64_t chunks = part.to / kChunk - part.from / kChunk + 1;
+        std::memset(chunk_packed.reserve(chunks), 0, chunks);
+        if constexpr (kScreens<T>) screen.enter(keys, held, p.dim);
+    }
+    // Chunks of keys are packed when a row first needs them.
+    void pack_keys(const Range& part) {
+        for (std::int64_t chunk = part.from / kChunk; chunk * kChunk < part.to; ++chunk) {
+            char& done = chunk_packed.get()[chunk - held.from / kChunk];
+            if (done) continue;
+            done = 1;
+            panels.pack(keys.data, keys.ld, std::max(chunk * kChunk, held.from) - held.from,
+                        std::min((chunk + 1) * kChunk, held.to) - held.from);
+        }
+    }
+    // x[rows][0 ..) = scores of the rows from `first` on against these keys, with `from` at the start of a panel
+    void multiply(std::int64_t first, std::int64_t rows, const Range& part, T* x) {
+        const std::int64_t wide = padded(p.dim, kColumns<T>);
+        pack_keys(part);
+        panels.scores(rows, queries.get() + first * wide, wide, part.from - held.from, part.to - held.from, x, kStride);
     }
     // Few queries read a value where it is, or when it is needed.
     void enter(const Sequence& s, std::int64_t kv, Range all, bool few) {
@@ -93,7 +120,7 @@ struct Forward {
         values_later = few && !Rows<T>::direct(p.value, p.value_dim);
         if (all.empty()) return;
         if (!values_later) take_values(s);
-        if (!few) pack_keys(s, all);
+        if (!few) hold_keys(s, all);
     }
     void take_values(const Sequence& s) {
         values.take(p.value, s.batch, kv_head, s.first_key + taken.from, taken.size(), p.value_dim, T(1));
@@ -122,9 +149,11 @@ struct Forward {
         T* q = queries.reserve(kBlock * wide) + i * wide;
         read_row<T>(p.query, p.query.at(s.batch, h, number), p.query.stride[3], p.dim, q);
         for (std::int64_t j = 0; j < p.dim; ++j) q[j] *= T(p.scale);
+        for (std::int64_t j = p.dim; j < wide; ++j) q[j] = 0;
     }
 
     void block(const Sequence& s, std::int64_t rows, bool few) {
+        if constexpr (kScreens<T>) screen.next_block();
         Range all{s.keys, 0}, of_short{s.keys, 0};
         for (std::int64_t i = 0; i < rows; ++i) widen(row[i].is_short ? of_short : all, row[i].seen);
         if (!of_short.empty()) search_short(s, rows, of_short, few);
@@ -139,25 +168,23 @@ struct Forward {
         const std::int64_t start = std::max(all.from / kChunk * kChunk, segment * kSegment);
         for (std::int64_t from = start; from < stop; from += kChunk) {
             const Range part{from, std::min(from + kChunk, stop)};
-            if (few) pack_keys(s, {std::max(all.from, part.from) / kColumns<T> * kColumns<T>, part.to});
-            score_chunk(rows, part);
+            if (few) hold_keys(s, {std::max(all.from, part.from) / kColumns<T> * kColumns<T>, part.to});
+            score_chunk(rows, part, few);
         }
         for (std::int64_t i = 0; i < rows; ++i)
             if (!row[i].is_short && row[i].spans_segments()) end_segment(row[i]);
     }
     // Rows in strips as the product has them, each against the keys that it sees.
-    void score_chunk(std::int64_t rows, const Range& part) {
-        const std::int64_t wide = padded(p.dim, kColumns<T>);
+    void score_chunk(std::int64_t rows, const Range& part, bool few) {
         T* x = chunk.reserve(kBlock * kStride);
         for (std::int64_t first = 0; first < rows; first += kRows) {
             const std::int64_t n = std::min<std::int64_t>(kRows, rows - first);
             Range seen{part.to, part.from};
             for (std::int64_t i = first; i < first + n; ++i)
                 if (!row[i].is_short) widen(seen, {std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)});
-            if (seen.empty()) continue;
+            if (seen.empty() || (!few && screen_chunk(first, n, part, seen))) continue;
             const std::int64_t from = seen.from / kColumns<T> * kColumns<T>;
-            panels.scores(n, queries.get() + first * wide, wide, from - packed.from, seen.to - packed.from,
-                          x + first * kStride + (from - part.from), kStride);
+            multiply(first, n, {from, seen.to}, x + first * kStride + (from - part.from));
             for (std::int64_t i = first; i < first + n; ++i) {
                 const Range mine{std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)};
                 if (!mine.empty() && !row[i].is_short) collect(row[i], x + i * kStride + (mine.from - part.from), mine);
@@ -167,7 +194,7 @@ struct Forward {
 
     // All short rows, those of one family together.
     void search_short(const Sequence& s, std::int64_t rows, const Range& all, bool few) {
-        if (few) pack_keys(s, {all.from / kColumns<T> * kColumns<T>, all.to});
+        if (few) hold_keys(s, {all.from / kColumns<T> * kColumns<T>, all.to});
         score_short(rows);
         std::int64_t members[kBlock];
         for (std::int64_t first = 0; first < rows; ++first) {
@@ -181,7 +208,6 @@ struct Forward {
 
     // Strips as in `score_chunk`; rows that see keys far apart are scored alone.
     void score_short(std::int64_t rows) {
-        const std::int64_t wide = padded(p.dim, kColumns<T>);
         T* x = chunk.reserve(kBlock * kStride + kChunk);  // lanes are read as far as the longest row goes
         for (std::int64_t first = 0, n; first < rows; first += n) {
             Range seen{p.keys, 0};
@@ -193,8 +219,7 @@ struct Forward {
             }
             if (seen.empty()) continue;
             const std::int64_t from = seen.from / kColumns<T> * kColumns<T>;
-            panels.scores(n, queries.get() + first * wide, wide, from - packed.from, seen.to - packed.from,
-                          x + first * kStride, kStride);
+            multiply(first, n, {from, seen.to}, x + first * kStride);
             for (std::int64_t i = first; i < first + n; ++i) row[i].x = x + i * kStride + (row[i].seen.from - from);
         }
     }
@@ -260,12 +285,66 @@ struct Forward {
         for (std::int64_t j = n; j < padded(n, W); ++j) x[j] = -std::numeric_limits<T>::infinity();
         Candidates<T>& c = r.found;
         if (!r.cut_known) r.cut = c.mass ? first_cut_with_mass(r, x, part) : first_cut(r.family, x, n, r.at);
-        const std::int64_t before = c.count;
-        c.count += collect_above(x, n, r.cut, std::int32_t(part.from), c.score + before, c.key + before);
-        r.cut_known = c.count > 0;
+        const std::int64_t added = collect_above(x, n, r.cut, std::int32_t(part.from), c.score + c.count, c.key + c.count);
+        admit(r, added);
+        r.crowded = kCrowded * std::min(added, c.count) > n;
+    }
+    // Candidates that were appended to the row's.
+    void admit(Row& r, std::int64_t added) {
+        Candidates<T>& c = r.found;
         if (c.mass)
-            for (std::int64_t i = before; i < c.count; ++i) c.mass[i] = scores.mass(r.query, c.key[i]);
-        if (c.count > (r.family.cheap() ? 3 : 2) * c.tightened + 64) r.cut = tighten(r.family, c, r.at, false);
+            for (std::int64_t i = c.count; i < c.count + added; ++i) c.mass[i] = scores.mass(r.query, c.key[i]);
+        c.count += added;
+        r.cut_known = c.count > 0;
+        if (c.count > (r.family.cheap() ? c.tightened + c.tightened / 4 + 4 : 2 * c.tightened + 64)) r.cut = tighten(r.family, c, r.at, false);
+    }
+
+    // As `score_chunk` and `collect` for one strip, but only keys that may lie above the row's cut are scored. False
+    // where that does not pay.
+    bool screen_chunk(std::int64_t first, std::int64_t n, const Range& part, const Range& seen) {
+        if constexpr (!kScreens<T>) {
+            return false;
+        } else {
+            std::int32_t limit[kRows], key[kRows][kChunk + 32];
+            std::int64_t count[kRows] = {};
+            Range mine[kRows];
+            const std::int64_t wide = padded(p.dim, kColumns<T>);
+            if (!screening || !scores.screenable() || wide > Screen<T>::kMostComponents) return false;
+            bool any = false;
+            for (std::int64_t i = 0; i < n; ++i) {
+                Row& r = row[first + i];
+                mine[i] = {std::max(r.seen.from, part.from), std::min(r.seen.to, part.to)};
+                limit[i] = std::numeric_limits<std::int32_t>::max();
+                if (r.is_short || mine[i].empty()) continue;
+                if (!r.cut_known || r.crowded) return false;
+                const T* q = queries.get() + (first + i) * wide;
+                if (!screen.limit(first + i, q, part, r.cut, scores.most_added(r.query, mine[i]), limit[i])) return false;
+                any = any || limit[i] < std::numeric_limits<std::int32_t>::max();
+            }
+            screened_rows += n;
+            if (!any) return true;
+            screen.run(first, n, seen, limit, key, count);
+            typename Screen<T>::Few few(keys, p.dim);
+            T* x = chunk.get();
+            for (std::int64_t i = 0; i < n; ++i) few.add(queries.get() + (first + i) * wide, key[i], count[i], x + i * kStride);
+            few.flush();
+            for (std::int64_t i = 0; i < n; ++i)
+                if (count[i]) choose(row[first + i], key[i], x + i * kStride, count[i], mine[i]);
+            return true;
+        }
+    }
+    // Of the n keys that were scored, those above the cut.
+    void choose(Row& r, const std::int32_t* key, const T* x, std::int64_t n, const Range& mine) {
+        Candidates<T>& c = r.found;
+        std::int64_t added = 0;
+        for (std::int64_t j = 0; j < n; ++j) {
+            const T score = scores.finish_one(x[j], r.query, key[j]);
+            if (score <= r.cut || key[j] < mine.from || key[j] >= mine.to) continue;
+            c.score[c.count + added] = score;
+            c.key[c.count + added++] = key[j];
+        }
+        admit(r, added);
+        r.crowded = kCrowded * n > mine.size();
     }
 
     T first_cut_with_mass(Row& r, const T* x, const Range& part) {

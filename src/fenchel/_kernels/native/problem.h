@@ -129,4 +129,8 @@ constexpr std::int64_t kChunk = 512; // keys scored at once
 // the search of a row, and with it every bit, depends on its own scores alone.
 constexpr std::int64_t kSegment = 4096;
 
+// May keys be dropped by `screen.h`? Off in tests, to compare. And how often rows were screened against a chunk.
+extern bool screening;
+extern std::int64_t screened;
+
 }  // namespace fenchel

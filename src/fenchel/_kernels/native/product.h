@@ -80,7 +80,7 @@ inline void product(std::int64_t rows, std::int64_t columns, std::int64_t depth,
 
 #if defined(__AVX2__)
 // Eight rows of eight numbers become columns.
-inline void transpose(__m256* r) {
+__attribute__((always_inline)) inline void transpose(__m256* r) {
     __m256 t[8];
     for (int j = 0; j < 8; j += 2) {
         t[j] = _mm256_unpacklo_ps(r[j], r[j + 1]);
@@ -112,15 +112,19 @@ struct Panels {
     Buffer<T> data;
     std::int64_t dim = 0;
 
-    void pack(const T* rows, std::int64_t ld, std::int64_t keys, std::int64_t d) {
-        constexpr std::int64_t P = kColumns<T>;
+    void reserve(std::int64_t keys, std::int64_t d) {
         dim = d;
-        const std::int64_t panels = (keys + P - 1) / P;
-        data.reserve(panels * P * d);
-        for (std::int64_t p = 0; p < panels; ++p) {
-            const std::int64_t live = keys - p * P < P ? keys - p * P : P;
-            pack_panel(rows + p * P * ld, ld, live, data.get() + p * P * d);
-        }
+        data.reserve((keys + kColumns<T> - 1) / kColumns<T> * kColumns<T> * d);
+    }
+    void pack_all(const T* rows, std::int64_t ld, std::int64_t keys, std::int64_t d) {
+        reserve(keys, d);
+        pack(rows, ld, 0, keys);
+    }
+    // Keys from .. to - 1, with `from` at the start of a panel.
+    void pack(const T* rows, std::int64_t ld, std::int64_t from, std::int64_t to) {
+        constexpr std::int64_t P = kColumns<T>;
+        for (std::int64_t j = from; j < to; j += P)
+            pack_panel(rows + j * ld, ld, to - j < P ? to - j : P, data.get() + j * dim);
     }
     void pack_panel(const T* rows, std::int64_t ld, std::int64_t live, T* to) const {
         constexpr std::int64_t P = kColumns<T>;

@@ -10,6 +10,9 @@ struct Scores {
     bool holes = false;                                     // some mass is zero where `near` looked
     Buffer<T> extra;
 
+    // A smaller mass counts as none: alone, its key would need a weight before mass that is no number any more.
+    static constexpr T kLeastMass = 4 * std::numeric_limits<T>::min();
+
     explicit Scores(const AttentionProblem& problem) : p(problem) {}
 
     // Structure alone: what `finish` and `mass` are about.
@@ -35,13 +38,14 @@ struct Scores {
         if (r.to <= r.from) return r;
         const T hidden = -std::numeric_limits<T>::infinity();
         const auto off = [&](std::int64_t d) {
-            return (relative && relative[d] == hidden) || (relative_mass && relative_mass[d] == 0);
+            return (relative && relative[d] == hidden) || (relative_mass && relative_mass[d] < kLeastMass);
         };
         while (!r.empty() && off(r.from)) ++r.from;
         while (!r.empty() && off(r.to - 1)) --r.to;
-        holes = holes || p.mass.data;
-        for (std::int64_t d = r.from; relative_mass && !holes && d < r.to; ++d) holes = relative_mass[d] == 0;
-        for (std::int64_t key = 0; of_key_mass && !holes && key < s->keys; ++key) holes = of_key_mass[key] == 0;
+        T least = 1, least_of_key = 1;
+        for (std::int64_t d = r.from; relative_mass && d < r.to; ++d) least = std::min(least, relative_mass[d]);
+        for (std::int64_t key = 0; of_key_mass && key < s->keys; ++key) least_of_key = std::min(least_of_key, of_key_mass[key]);
+        holes = holes || p.mass.data || least * least_of_key < kLeastMass;
         return r;
     }
     Range visible(std::int64_t query, const Range& near) const {
@@ -106,10 +110,43 @@ struct Scores {
             const Vec<T> finite = low ? least : sum;
             store<T>(x + j, b < least ? b : finite);  // whatever the key holds
         }
-        for (; j < n; ++j) {
-            const T low = std::numeric_limits<T>::lowest(), sum = x[j] + bias[j];
-            x[j] = bias[j] < low ? bias[j] : sum < low ? low : sum;
+        for (; j < n; ++j) x[j] = add(x[j], bias[j]);
+    }
+    static T add(T x, T bias) {
+        const T least = std::numeric_limits<T>::lowest(), sum = x + bias;
+        return bias < least ? bias : sum < least ? least : sum;
+    }
+
+    // Can single keys be finished, and their biases bounded without reading them all?
+    bool screenable() const { return !p.bias.data && !holes && !(p.softcap > 0); }
+    // The same as `finish` of one key.
+    T finish_one(T x, std::int64_t query, std::int64_t key) const {
+        if (relative) x = add(x, relative[key - query]);
+        if (of_key) x = add(x, of_key[key]);
+        if (!p.mask.data) return x;
+        const auto* mask = static_cast<const std::uint8_t*>(p.mask.data) + p.mask.at(s->batch, h, query);
+        return mask[key * p.mask.stride[3]] ? x : -std::numeric_limits<T>::infinity();
+    }
+    // The most that is added to a score of these keys; NaN where something is not finite.
+    double most_added(std::int64_t query, const Range& part) const {
+        return (relative ? most(relative + (part.from - query), part.size()) : 0) +
+               (of_key ? most(of_key + part.from, part.size()) : 0);
+    }
+    static double most(const T* x, std::int64_t n) {
+        constexpr int W = Lanes<T>::W;
+        Vec<T> best = fill<T>(std::numeric_limits<T>::lowest()), zero{};
+        std::int64_t j = 0;
+        for (; j + W <= n; j += W) {
+            const Vec<T> v = load<T>(x + j);
+            best = v > best ? v : best;
+            zero += v - v;
         }
+        T top = largest<T>(best), rest = sum<T>(zero);
+        for (; j < n; ++j) {
+            top = x[j] > top ? x[j] : top;
+            rest += x[j] - x[j];
+        }
+        return double(top) + double(rest);
     }
 
     void cap(T* x, std::int64_t n) const {
@@ -131,7 +168,7 @@ struct Scores {
         }
         if (relative_mass) m *= relative_mass[key - query];
         if (of_key_mass) m *= of_key_mass[key];
-        return m;
+        return m < kLeastMass ? T(0) : m;
     }
     void masses(std::int64_t query, std::int64_t from, std::int64_t to, T* out) const {
         const std::int64_t n = to - from;
@@ -146,6 +183,7 @@ struct Scores {
             for (std::int64_t j = 0; j < n; ++j) out[j] *= relative_mass[from + j - query];
         if (of_key_mass)
             for (std::int64_t j = 0; j < n; ++j) out[j] *= of_key_mass[from + j];
+        for (std::int64_t j = 0; j < n; ++j) out[j] = out[j] < kLeastMass ? T(0) : out[j];
     }
 
     bool has_sink() const { return p.sink.data != nullptr; }

@@ -37,6 +37,7 @@ namespace FENCHEL_VARIANT {
 #include "scores.h"
 #include "gather.h"
 #include "short.h"
+#include "screen.h"
 #include "forward.h"
 #include "backward.h"
 #include "rows.h"
