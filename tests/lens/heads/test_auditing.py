@@ -32,15 +32,25 @@ def run(model, name, texts=TEXTS, chunk=32, store=None, **settings):
     )
 
 
-def same(one, two, rel=1e-9, names=None):
+def assert_same_rows(one, two, rel=1e-9, names=None):
     """Rows that hold the same numbers."""
-    assert len(one) == len(two)
+    assert len(one) == len(two) > 0
     for a, b in zip(one, two, strict=True):
         for name in names or a.keys():
             wanted = b[name]
             if isinstance(wanted, float):
                 wanted = pytest.approx(wanted, rel=rel, abs=1e-12, nan_ok=True)
             assert a[name] == wanted, (name, a["kind"], a["layer"], a["head"])
+
+
+@pytest.mark.parametrize("wrong", [[], [{"layer": 0}], [{"entropy": 1.0}], [{"entropy": math.nan}]])
+def test_other_rows_are_noticed(wrong):
+    row = {"kind": "encoder", "layer": 1, "head": 2, "entropy": 0.5}
+    assert_same_rows([row], [row | {"entropy": 0.5 + 1e-13}])
+    with pytest.raises(AssertionError):
+        assert_same_rows([row], [row | change for change in wrong])
+    with pytest.raises(AssertionError):
+        assert_same_rows([], [])
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -97,7 +107,7 @@ def test_the_implementation_does_not_matter(name, tmp_path):
             more = {"alphas": (2.0,), "tolerance": 0.1, **ONE}
             one = run(model, name, TEXTS[:2], measures=measures, **more)
         found.append(one.audit().rows())
-    same(*found)
+    assert_same_rows(*found)
 
 
 def test_heads_and_layers_are_rows_of_the_whole(named):
@@ -109,7 +119,7 @@ def test_heads_and_layers_are_rows_of_the_whole(named):
     wanted = [row for row in whole if row["layer"] == 1 and row["head"] in (1, 3)]
     # these two look at the other heads that were chosen
     own = [key for key in wanted[0] if key not in ("agreement", "layer_all_2")]
-    same(part.rows(), wanted, names=own)
+    assert_same_rows(part.rows(), wanted, names=own)
     assert {row["layer"] for row in part.rows()} == {1}
 
 
@@ -247,7 +257,7 @@ def test_left_padding_changes_nothing():
     for side in ("left", "right"):
         shown = make_dataset(tokenizer("llama", padding_side=side), TEXTS)
         found.append(AuditRun(model, shown, AuditSettings(("weights", "advantage"))).audit().rows())
-    same(*found)
+    assert_same_rows(*found)
 
 
 def test_an_encoder_decoder_writes_its_own_target():
@@ -322,7 +332,7 @@ def test_what_a_model_in_training_writes_has_no_dropout(name):
         shown = make_dataset(tokenizer(name), TEXTS)
         return AuditRun(model, shown, AuditSettings(measures=("weights",))).audit().rows()
 
-    same(entropies(build(name).train()), entropies(build(name)))
+    assert_same_rows(entropies(build(name).train()), entropies(build(name)))
 
 
 def test_settings_of_generation_do_not_matter():
@@ -336,7 +346,7 @@ def test_settings_of_generation_do_not_matter():
         .rows()
         for m in (plain, odd)
     ]
-    same(*rows)
+    assert_same_rows(*rows)
 
 
 def test_shared_layers_are_refused():
