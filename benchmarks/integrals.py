@@ -25,7 +25,6 @@ from benchmarks.attention_rounds import (
     Rounds,
     Samples,
     Thunk,
-    disturbance,
     interleave,
     part,
 )
@@ -92,10 +91,6 @@ class Report:
     references: tuple[dict[str, Any], ...]
     others: float | None = None  # share of the processors that other processes had
 
-    @property
-    def warning(self) -> str:
-        return disturbance(self.others)
-
     def as_json(self) -> dict[str, Any]:
         sweep = self.sweep
         return {
@@ -110,9 +105,7 @@ class Report:
                 "seed": sweep.seed,
                 "dtype": "float64",
             },
-            "machine": machine.summary(),
-            "warning": self.warning,
-            "others": self.others,
+            **machine.circumstances(self.others),
             "references": list(self.references),
             "results": list(self.results),
             "curves": list(self.curves),

@@ -25,7 +25,6 @@ from benchmarks.attention_rounds import (
     Rounds,
     Samples,
     Thunk,
-    disturbance,
     interleave,
     part,
 )
@@ -71,18 +70,12 @@ class Report:
     results: tuple[Entry, ...]
     others: float | None = None  # share of the processors that other processes had
 
-    @property
-    def warning(self) -> str:
-        return disturbance(self.others)
-
     def as_json(self) -> Entry:
         return {
             "bench": "structure",
             "settings": {"threads": " and ".join(map(str, self.threads)), "dtype": "float32"},
-            "machine": machine.summary(),
             "kernels": machine.kernels(),
-            "warning": self.warning,
-            "others": self.others,
+            **machine.circumstances(self.others),
             "results": list(self.results),
         }
 

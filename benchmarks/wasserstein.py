@@ -18,7 +18,6 @@ from benchmarks.attention_rounds import (
     Rounds,
     Samples,
     Thunk,
-    disturbance,
     interleave,
     part,
 )
@@ -76,10 +75,6 @@ class Report:
     results: tuple[Entry, ...]
     others: float | None = None  # share of the processors that other processes had
 
-    @property
-    def warning(self) -> str:
-        return disturbance(self.others)
-
     def as_json(self) -> Entry:
         return {
             "bench": "wasserstein",
@@ -90,9 +85,7 @@ class Report:
                 "threads": torch.get_num_threads(),
                 "dtype": "float64",
             },
-            "machine": machine.summary(),
-            "warning": self.warning,
-            "others": self.others,
+            **machine.circumstances(self.others),
             "results": list(self.results),
         }
 
