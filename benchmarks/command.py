@@ -213,10 +213,10 @@ def bench_dual(
     if model is not None and text is not None:
         words, number = text.read_text(encoding="utf-8"), 2 if layer is None else layer
         try:
-            made = dual.of_model(model, words, number, chosen.tokens)
+            layer_of_model = dual.of_model(model, words, number, chosen.tokens)
         except (ImportError, OSError, TypeError, ValueError) as problem:
             raise typer.BadParameter(str(problem)) from None
-        chosen = dataclasses.replace(chosen, layer=made)
+        chosen = dataclasses.replace(chosen, layer=layer_of_model)
     _measure(partial(dual.run, chosen), dual.listings, out)
 
 

@@ -128,14 +128,14 @@ def _mixtures(sweep: Sweep, advance: Callable[[float], object]) -> tuple[Entry, 
 
 
 def _layers(sweep: Sweep, advance: Advance, size: float) -> tuple[Entry, ...]:
-    found: list[Entry] = []
+    entries: list[Entry] = []
     lengths = sweep.layers.lengths
     for n in lengths:
         done = part(advance, f"{n} tokens", size * n / sum(lengths))
         makers = [partial(methods.layer_thunk, m, sweep.layers, n) for _, m in methods.LAYERS]
         names = [{"method": name, "n": n} for name, _ in methods.LAYERS]
-        found += _compared(makers, names, 1, sweep.rounds, done)
-    return tuple(found)
+        entries += _compared(makers, names, 1, sweep.rounds, done)
+    return tuple(entries)
 
 
 def _compared(

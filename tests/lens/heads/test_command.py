@@ -58,8 +58,8 @@ def test_every_kind_of_model(base, tmp_path, model):
 
 def test_figures(base, tmp_path):
     assert_succeeds(base, tmp_path, "--measures", "certificate", "--layers", 0)
-    made = {path.suffix for path in (tmp_path / "figures").iterdir()}
-    assert made == {".png", ".svg"}
+    suffixes = {path.suffix for path in (tmp_path / "figures").iterdir()}
+    assert suffixes == {".png", ".svg"}
 
 
 def test_targets_are_drawn_with_their_texts(base, tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ def test_long_texts_are_cut_and_counted(base, tmp_path):
 @pytest.mark.parametrize("model", ["bert", "gpt2", "llama"])
 def test_the_implementation_of_attention_does_not_matter(base, model):
     """Not a bit: while the audit watches, attention is computed by the audit's own function."""
-    found = []
+    head_tables = []
     for implementation in ("eager", "sdpa"):
         loaded, tokenizer = load(base / model)
         loaded.set_attn_implementation(implementation)
@@ -100,8 +100,8 @@ def test_the_implementation_of_attention_does_not_matter(base, model):
         run = auditing.AuditRun(
             loaded, Texts(tokenizer, TEXTS[:3]), AuditSettings(measures, probe=1)
         )
-        found.append(run.audit().to_csv())
-    assert found[0] == found[1]
+        head_tables.append(run.audit().to_csv())
+    assert head_tables[0] == head_tables[1]
 
 
 # ---- bad input

@@ -66,16 +66,16 @@ def test_stopped_at_twenty_points_and_resumed(base, tmp_path, monkeypatch):
         kept = store.Store(folder, {"of": "this"})
         run = auditing.AuditRun(model, Texts(tokenizer, TEXTS[:4]), wanted, 1, kept)
         nothing = (lambda units, there: None, lambda unit: None)
-        found = processes.carry_out(run, processes.Team(), resume, *nothing)
+        audit = processes.carry_out(run, processes.Team(), resume, *nothing)
         return (
-            found.to_csv(),
-            json.dumps(found.summary().to_json()),
-            json.dumps(found.recipe()),
-            found,
+            audit.to_csv(),
+            json.dumps(audit.summary().to_json()),
+            json.dumps(audit.recipe()),
+            audit,
         )
 
-    *once, found = carry_out(tmp_path / "once", resume=False)
-    assert found.recipe() is not None
+    *once, audit = carry_out(tmp_path / "once", resume=False)
+    assert audit.recipe() is not None
     units = len(store.Store(tmp_path / "once", {}).names())
     draw = random.Random(7)
     for trial in range(20):
@@ -181,8 +181,8 @@ def test_two_processes_give_the_same_bytes(base, tmp_path):
         runs.append(auditing.AuditRun(model, Texts(tokenizer, TEXTS), wanted, 2, kept))
         runs[-1].work(processes.Team(number, 2).takes, lambda unit: None)
         assert len(kept.names()) == (2 if number else 5)
-    found = runs[-1].audit().to_csv().encode()
-    assert found == (tmp_path / "one/heads.csv").read_bytes()
+    table = runs[-1].audit().to_csv().encode()
+    assert table == (tmp_path / "one/heads.csv").read_bytes()
 
 
 def test_the_main_process_waits_for_the_others(base, tmp_path):
@@ -235,9 +235,15 @@ def test_a_process_that_stops_is_noticed(base, tmp_path):
     started = []
     for number, model in enumerate(("bert", "nowhere")):
         words = arguments(base, tmp_path, *QUICK, "--threads", 1, model=model)
-        own = common | {"RANK": str(number), "LOCAL_RANK": str(number), "OMP_NUM_THREADS": "1"}
+        environment = common | {
+            "RANK": str(number),
+            "LOCAL_RANK": str(number),
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-m", "fenchel", *words]
-        started.append(subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        )
     said = [process.communicate(timeout=100)[1] for process in started]
     assert [process.returncode for process in started] == [1, 2], said
     assert "another process of this run has stopped" in said[0]
