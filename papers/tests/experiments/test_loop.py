@@ -119,10 +119,10 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
 def test_a_gradient_that_is_no_number_stops_before_the_step(tmp_path):
     class Steep(Line):
         def loss(self, model, batch):
-            found = super().loss(model, batch)
+            loss = super().loss(model, batch)
             if self.steps == 5:  # 0 forward, 0 / 0 backward
-                found = found + (model.weight - model.weight.detach()).square().sum().sqrt()
-            return found
+                loss = loss + (model.weight - model.weight.detach()).square().sum().sqrt()
+            return loss
 
     with pytest.raises(Diverged, match=r"the norm of the gradient is nan at step 5;"):
         train_line(tmp_path, Steep())

@@ -23,8 +23,10 @@ def loaded(tmp_path_factory):
 
 def heads_at_random(n=7, heads=3, size=4, sharp=2.0):
     generator = torch.Generator().manual_seed(3)
-    made = torch.randn(3, heads, n, size, generator=generator, dtype=torch.float64)
-    return HeadInputs(sharp * made[0], made[1], made[2], tokens=made[0, 0], temperature=size**0.5)
+    draws = torch.randn(3, heads, n, size, generator=generator, dtype=torch.float64)
+    return HeadInputs(
+        sharp * draws[0], draws[1], draws[2], tokens=draws[0, 0], temperature=size**0.5
+    )
 
 
 def all_choices(n, m):
@@ -75,19 +77,19 @@ def test_proposition_25_holds_on_either_set():
 def test_study_of_a_layer(loaded):
     model, tokenizer = loaded
     texts = ["a man is the guitar", "the man is rome . a guitar"]
-    found = studies.robustness(model, tokenizer, texts, layer=1, draws=4)
-    assert found.truth.shape == (4, 2, 4)
-    assert found.exceeded == 0
-    assert (found.truth <= found.truth_max).all()
-    assert found.queries == 7 + 9
+    report = studies.robustness(model, tokenizer, texts, layer=1, draws=4)
+    assert report.truth.shape == (4, 2, 4)
+    assert report.exceeded == 0
+    assert (report.truth <= report.truth_max).all()
+    assert report.queries == 7 + 9
     again = studies.robustness(model, tokenizer, texts, layer=1, draws=4)
-    assert torch.equal(found.truth, again.truth)
-    document = found.as_json()
-    ratio = (found.bound / found.truth)[2].quantile(0.5)
+    assert torch.equal(report.truth, again.truth)
+    document = report.as_json()
+    ratio = (report.bound / report.truth)[2].quantile(0.5)
     assert document["shares"][2]["ratio"]["median"] == pytest.approx(float(ratio), rel=1e-4)
     # a bound that is too small is caught
-    wrong = 0.01 * found.bound
-    assert (found.truth_max > wrong).any()
+    wrong = 0.01 * report.bound
+    assert (report.truth_max > wrong).any()
 
 
 def test_heads_are_the_models_own(loaded):
@@ -115,7 +117,7 @@ def test_real_model_on_real_sentences():
     covers = "the study of robustness on a real model"
     model = needs.model("minilm", covers)
     text = needs.shared("data", "text", "sst2.dev.tsv", covers=covers)
-    found = studies.robustness(*lens.load(model), lens.sentences(text, 2), draws=3)
-    assert found.exceeded == 0
-    assert (found.ball > 6).all()  # of powers of ten: of no use
-    assert (found.bound[-1] < 20 * found.truth_max[-1]).all()  # with a quarter of the keys
+    report = studies.robustness(*lens.load(model), lens.sentences(text, 2), draws=3)
+    assert report.exceeded == 0
+    assert (report.ball > 6).all()  # of powers of ten: of no use
+    assert (report.bound[-1] < 20 * report.truth_max[-1]).all()  # with a quarter of the keys

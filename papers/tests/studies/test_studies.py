@@ -42,14 +42,14 @@ def data(tmp_path):
     path = tmp_path / "data" / "negation"
     (path / "lama").mkdir(parents=True)
     (path / "neg-nli").mkdir()
-    made = [
+    entries = [
         ("P1", "man", "Rome", "a man is [MASK] .", "a man is not [MASK] ."),
         ("P1", "guitar", "Rome", "the guitar is  [MASK] .", "the guitar is not [MASK] ."),
         ("P2", None, "guitar", "rome is a [MASK] .", "rome was never a [MASK] ."),
         ("P159", "x", "rome", "a man the [MASK] .", "a man the [MASK] ."),
     ]
     names = ("relation", "subject", "object", "sentence", "negation")
-    lines = [json.dumps(dict(zip(names, entry, strict=True))) for entry in made]
+    lines = [json.dumps(dict(zip(names, entry, strict=True))) for entry in entries]
     (path / "lama" / "Tiny.jsonl").write_text("\n".join(lines), encoding="utf-8")
     rows = [
         "index\tText\tHypothesis\tgold_label",
@@ -67,8 +67,8 @@ def data(tmp_path):
 def test_clouds_are_the_models_hidden_states(loaded):
     model, tokenizer = loaded
     texts = ["a man", "the man is a guitar unheard .", "rome"]
-    found = hidden.clouds(model, tokenizer, texts)
-    for text, cloud in zip(texts, found, strict=True):
+    clouds = hidden.clouds(model, tokenizer, texts)
+    for text, cloud in zip(texts, clouds, strict=True):
         inputs = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             states = model(**inputs, output_hidden_states=True).hidden_states
@@ -77,7 +77,7 @@ def test_clouds_are_the_models_hidden_states(loaded):
         assert (cloud.tokens - expected).abs().max() < 1e-5
         # an unknown word is a word; [CLS] and [SEP] are none
         assert cloud.words.tolist() == [False, *[True] * len(text.split()), False]
-    assert torch.equal(found[0].embedding, found[0].tokens[-1].mean(0))
+    assert torch.equal(clouds[0].embedding, clouds[0].tokens[-1].mean(0))
     with pytest.raises(ValueError, match="no word in ''"):
         hidden.clouds(model, tokenizer, ["a", ""])
 
@@ -95,11 +95,11 @@ def test_distance_and_spread_by_hand():
 
 def test_distance_between_two_words_is_the_best_of_the_permutations(loaded):
     one, other = hidden.clouds(*loaded, ["a man", "rome guitar"])
-    found = hidden.apart(one.inner, other.inner)
+    distances = hidden.apart(one.inner, other.inner)
     for layer in range(3):
         x, y = one.inner[layer], other.inner[layer]
         costs = [(x - y[list(p)]).norm(dim=-1).mean() for p in permutations(range(2))]
-        assert float(found[layer]) == pytest.approx(float(min(costs)), rel=1e-12)
+        assert float(distances[layer]) == pytest.approx(float(min(costs)), rel=1e-12)
         assert max(costs) > 1.001 * min(costs)  # the order matters
 
 
@@ -108,10 +108,10 @@ def test_distance_between_two_words_is_the_best_of_the_permutations(loaded):
 
 def test_intervals():
     values = torch.tensor([1.0, 2.0, 3.0, 6.0, math.nan], dtype=torch.float64)
-    found = documents.interval(values)
+    interval = documents.interval(values)
     half = 3.182446 * values[:4].std() / 2  # t with three degrees of freedom
-    assert (found["mean"], found["n"]) == (3.0, 4)
-    assert found["high"] - 3 == pytest.approx(float(half), rel=1e-4)
+    assert (interval["mean"], interval["n"]) == (3.0, 4)
+    assert interval["high"] - 3 == pytest.approx(float(half), rel=1e-4)
     ratio = documents.ratio_interval(torch.tensor([0.5, 2.0, 4.0], dtype=torch.float64))
     assert ratio["mean"] == pytest.approx(4 ** (1 / 3), rel=1e-4)
     assert ratio["low"] * ratio["high"] == pytest.approx(ratio["mean"] ** 2, rel=1e-3)
@@ -164,12 +164,12 @@ def test_certified_constants_are_the_products_of_their_parts():
 
 def test_depth_of_a_model(loaded):
     texts = ["a man", "rome guitar", "the man is a man", "rome", "left alone"]
-    found = studies.depth_of_model(*loaded, texts, name="tiny")
-    assert found.distance.shape == (2, 3)
+    report = studies.depth_of_model(*loaded, texts, name="tiny")
+    assert report.distance.shape == (2, 3)
     one, other = hidden.clouds(*loaded, texts[2:4])
     expected = hidden.apart(one.tokens, other.tokens)
-    assert torch.allclose(found.distance[1], expected, rtol=1e-5)
-    document = found.as_json()
+    assert torch.allclose(report.distance[1], expected, rtol=1e-5)
+    document = report.as_json()
     assert document["layers"][0]["spread"]["mean"] == 1.0
     with pytest.raises(ValueError, match="two sentences make a pair, got 1"):
         studies.depth_of_model(*loaded, ["a man"])
@@ -177,37 +177,37 @@ def test_depth_of_a_model(loaded):
 
 def test_a_spread_of_rounding_gives_no_ratio():
     points = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
-    made = depth.Depth("x", points, points * torch.tensor([1.0, 1e-15]), points)
-    assert made.as_json()["layers"][0]["relative"]["mean"] == 1.0
-    assert made.as_json()["layers"][1]["relative"]["mean"] is None
+    report = depth.Depth("x", points, points * torch.tensor([1.0, 1e-15]), points)
+    assert report.as_json()["layers"][0]["relative"]["mean"] == 1.0
+    assert report.as_json()["layers"][1]["relative"]["mean"] is None
 
 
 # ---- negation
 
 
 def test_facts_are_filled_and_the_one_without_negation_is_left_out(data):
-    found = studies.read_facts(data)
-    assert [fact.relation for fact in found] == ["P1", "P1", "P2", "Nat", "Nat"]
-    assert found[1].sentence == "the guitar is Rome ."
-    assert found[1].negation == "the guitar is not Rome ."
-    assert [fact.place for fact in found] == [3, 3, None, 3, 3]
-    assert found[0].with_word("indeed") == "a man is indeed Rome ."
-    assert found[2].with_word("indeed") is None
-    assert found[3].sentence == 'the "man" is a man'  # quotes are letters
-    assert found[4].negation == "a man is not the man"
+    tiny_facts = studies.read_facts(data)
+    assert [fact.relation for fact in tiny_facts] == ["P1", "P1", "P2", "Nat", "Nat"]
+    assert tiny_facts[1].sentence == "the guitar is Rome ."
+    assert tiny_facts[1].negation == "the guitar is not Rome ."
+    assert [fact.place for fact in tiny_facts] == [3, 3, None, 3, 3]
+    assert tiny_facts[0].with_word("indeed") == "a man is indeed Rome ."
+    assert tiny_facts[2].with_word("indeed") is None
+    assert tiny_facts[3].sentence == 'the "man" is a man'  # quotes are letters
+    assert tiny_facts[4].negation == "a man is not the man"
 
 
 def test_a_not_that_is_not_the_only_change_has_no_place():
-    made = facts.Fact("s", "r", "", "he died in rome", "he did not die in rome")
-    assert made.place is None
-    assert replace(made, negation="he not died in paris").place is None
-    assert replace(made, negation="he not died in rome").place == 1
+    fact = facts.Fact("s", "r", "", "he died in rome", "he did not die in rome")
+    assert fact.place is None
+    assert replace(fact, negation="he not died in paris").place is None
+    assert replace(fact, negation="he not died in rome").place == 1
 
 
 def test_cases_have_their_controls(data):
-    found = studies.read_facts(data)
-    cases = studies.drawn_cases(found, 10, seed=1)
-    assert [case.fact for case in cases] == found
+    tiny_facts = studies.read_facts(data)
+    cases = studies.drawn_cases(tiny_facts, 10, seed=1)
+    assert [case.fact for case in cases] == tiny_facts
     first = cases[0]
     assert list(first.others) == [
         "negation", "not", "never", "possibly", "allegedly", "formerly", "indeed", "also", "really",
@@ -215,32 +215,33 @@ def test_cases_have_their_controls(data):
     ]  # fmt: skip
     assert first.others["never"] == "a man is never Rome ."
     assert first.others["same_relation"] == "the guitar is Rome ."  # the only other of P1
-    own = {first.fact.sentence, "the guitar is Rome ."}
+    same_relation = {first.fact.sentence, "the guitar is Rome ."}
     for seed in range(20):
-        assert studies.drawn_cases(found, 10, seed)[0].others["other_relation"] not in own
+        first = studies.drawn_cases(tiny_facts, 10, seed)[0]
+        assert first.others["other_relation"] not in same_relation
     assert "same_relation" not in cases[2].others  # P2 has no other
     assert "not" not in cases[2].others
-    assert len(studies.drawn_cases(found, 1)) == 2  # one of each source
-    assert studies.drawn_cases(found, 2, seed=5) == studies.drawn_cases(found, 2, seed=5)
+    assert len(studies.drawn_cases(tiny_facts, 1)) == 2  # one of each source
+    assert studies.drawn_cases(tiny_facts, 2, seed=5) == studies.drawn_cases(tiny_facts, 2, seed=5)
 
 
 def test_distances_of_a_case(loaded, data):
     cases = studies.drawn_cases(studies.read_facts(data), 10)
-    found = studies.negation(*loaded, cases)
+    report = studies.negation(*loaded, cases)
     one, negated, indeed = hidden.clouds(
         *loaded, ["a man is rome .", "a man is not rome .", "a man is indeed rome ."]
     )
-    assert torch.allclose(found.words["not"][0], hidden.apart(one.inner, negated.inner), rtol=1e-4)
+    assert torch.allclose(report.words["not"][0], hidden.apart(one.inner, negated.inner), rtol=1e-4)
     expected = hidden.apart(one.tokens, indeed.tokens)
-    assert torch.allclose(found.everything["indeed"][0], expected, rtol=1e-4)
+    assert torch.allclose(report.everything["indeed"][0], expected, rtol=1e-4)
     cosine = 1 - torch.cosine_similarity(one.embedding, negated.embedding, dim=0)
-    assert float(found.cosine["not"][0]) == pytest.approx(float(cosine), rel=1e-4)
-    mean = torch.stack([found.words[word][0] for word in facts.NEUTRAL]).mean(0)
-    assert torch.allclose(found.words["neutral"][0], mean)
-    assert found.words["not"][2].isnan().all()
-    assert found.longer == 0
-    document = found.as_json()
-    ratio = (found.words["not"] / found.words["neutral"])[[0, 1, 3, 4], 1].log().mean().exp()
+    assert float(report.cosine["not"][0]) == pytest.approx(float(cosine), rel=1e-4)
+    mean = torch.stack([report.words[word][0] for word in facts.NEUTRAL]).mean(0)
+    assert torch.allclose(report.words["neutral"][0], mean)
+    assert report.words["not"][2].isnan().all()
+    assert report.longer == 0
+    document = report.as_json()
+    ratio = (report.words["not"] / report.words["neutral"])[[0, 1, 3, 4], 1].log().mean().exp()
     shown = document["sources"]["together"]["layers"][1]["ratio"]
     assert shown["mean"] == pytest.approx(float(ratio), rel=1e-4)
     assert (shown["n"], shown["over_relations"]["n"]) == (4, 2)
@@ -316,8 +317,9 @@ def test_the_commands_fail_clearly(folder, text, tmp_path, monkeypatch):
 
 def test_real_facts():
     folder = needs.shared("data", "negation", covers="the facts of the study of negation")
-    found = studies.read_facts(folder)
-    assert not any(fact.relation == "P159" for fact in found)
-    counts = {name: sum(f.source == name for f in found) for name in ("TREx", "GoogleRE", "SQuAD")}
+    real_facts = studies.read_facts(folder)
+    assert not any(fact.relation == "P159" for fact in real_facts)
+    sources = ("TREx", "GoogleRE", "SQuAD")
+    counts = {name: sum(fact.source == name for fact in real_facts) for name in sources}
     assert counts == {"TREx": 10133, "GoogleRE": 499, "SQuAD": 51}
-    assert sum(f.place is not None for f in found if f.source == "TREx") == 9040
+    assert sum(f.place is not None for f in real_facts if f.source == "TREx") == 9040
