@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fenchel.nn import Modes
 from papers.experiments.loop import Diverged
 from papers.experiments.vqa.measures import agreement, examples, looks, packed, selection, unpacked
 from papers.experiments.vqa.model import Answered
@@ -98,7 +99,7 @@ def test_selection_leaves_the_model_as_it_was(data):
         before = model(*inputs).scores
         by_price = selection(study, model, seed=0)
         assert torch.equal(model(*inputs).scores, before)
-        assert model.read.density.modes == 1
+        assert model.read.density.modes == Modes(1)
         assert selection(study, model, seed=0) == by_price
     assert list(by_price) == ["10", "100", "500"]
     for entry in by_price.values():
@@ -123,7 +124,7 @@ def test_a_failure_in_between_leaves_the_model_too(data, monkeypatch):
     monkeypatch.setattr(VqaStudy, "by_kind", lambda self, worth: 1 / 0)
     with torch.no_grad(), pytest.raises(ZeroDivisionError):
         selection(study, model, seed=0)
-    assert model.read.density.modes == 1
+    assert model.read.density.modes == Modes(1)
 
 
 @pytest.mark.parametrize("attention", ["question-only", "softmax", "2-mca-9"])
