@@ -89,16 +89,16 @@ class Sweep:
         """All that is timed in turn at n tokens; each variant has its own baseline."""
         alphas = self.alphas if n <= self.long else self.alphas[:1]
         ours = [methods.tsallis(alpha) for alpha in alphas]
-        found = [Case(methods.SDPA, n)]
-        found += [Case(method, n, deviation) for method in ours for deviation in self.deviations]
+        cases = [Case(methods.SDPA, n)]
+        cases += [Case(method, n, deviation) for method in ours for deviation in self.deviations]
         if n == self.focus:
-            found += [Case(method, n, _FLAT) for method in ours]
-            found += [Case(methods.PER_HEAD, n, deviation) for deviation in self.deviations]
+            cases += [Case(method, n, _FLAT) for method in ours]
+            cases += [Case(methods.PER_HEAD, n, deviation) for deviation in self.deviations]
             for variant in (CAUSAL, PADDED):
                 masked = (methods.SDPA, *ours)
-                found += [Case(method, n, variant=variant) for method in masked]
-        found += [Case(m, n) for m, largest in self.peers if m.above < n <= largest]
-        return found
+                cases += [Case(method, n, variant=variant) for method in masked]
+        cases += [Case(m, n) for m, largest in self.peers if m.above < n <= largest]
+        return cases
 
 
 _FLAT = 0.02  # a deviation so small that every key carries weight
@@ -229,22 +229,22 @@ class _Work:
 
 def _time_size(sweep: Sweep, n: int, work: _Work) -> Iterator[Timing]:
     plan = [(case, direction) for case in sweep.cases(n) for direction in DIRECTIONS]
-    made: dict[tuple[float, str], Inputs] = {}
+    inputs: dict[tuple[float, str], Inputs] = {}
 
     def make(case: Case, direction: str) -> Thunk:
         key = (case.deviation, case.variant)
-        if key not in made:
-            made[key] = sweep.shape.inputs(n, *key)
-        return methods.thunk(case.method, made[key], direction)
+        if key not in inputs:
+            inputs[key] = sweep.shape.inputs(n, *key)
+        return methods.thunk(case.method, inputs[key], direction)
 
     makers = [partial(make, case, direction) for case, direction in plan]
-    found = interleave(makers, sweep.rounds, work.size(n))
+    all_samples = interleave(makers, sweep.rounds, work.size(n))
     baselines = {
         (case.variant, direction): median(samples.seconds)
-        for (case, direction), samples in zip(plan, found, strict=True)
+        for (case, direction), samples in zip(plan, all_samples, strict=True)
         if case.method is methods.SDPA and samples.seconds
     }
-    for (case, direction), samples in zip(plan, found, strict=True):
+    for (case, direction), samples in zip(plan, all_samples, strict=True):
         yield Timing(case, direction, samples, baselines.get((case.variant, direction)))
 
 
@@ -256,9 +256,9 @@ def _time_row_maps(sweep: Sweep, work: _Work) -> Iterator[dict[str, Any]]:
     scores = torch.randn(rows, length, generator=torch.Generator().manual_seed(sweep.shape.seed))
     plan = [(name, call, direction) for name, call in _ROW_MAPS for direction in DIRECTIONS]
     makers = [partial(_row_thunk, call, scores, direction) for _, call, direction in plan]
-    found = interleave(makers, sweep.rounds, work.rows())
-    baselines = [median(samples.seconds) for samples in found[: len(DIRECTIONS)]]
-    for index, ((name, _, direction), samples) in enumerate(zip(plan, found, strict=True)):
+    all_samples = interleave(makers, sweep.rounds, work.rows())
+    baselines = [median(samples.seconds) for samples in all_samples[: len(DIRECTIONS)]]
+    for index, ((name, _, direction), samples) in enumerate(zip(plan, all_samples, strict=True)):
         yield {
             "method": name,
             "direction": direction,
@@ -285,10 +285,10 @@ def _measure_memory(sweep: Sweep, threads: int, work: _Work) -> Iterator[Peak]:
 
 def _memory_json(peaks: Sequence[Peak]) -> list[dict[str, Any]]:
     baselines = {peak.n: peak.extra for peak in peaks if peak.method == methods.SDPA.name}
-    found = []
+    entries = []
     for peak in peaks:
         baseline = baselines.get(peak.n)
         ratio = peak.extra / baseline if baseline and peak.extra is not None else None
         entry = {"method": peak.method, "n": peak.n, "direction": "forward+backward"}
-        found.append({**entry, "extra_bytes": peak.extra, "ratio": ratio, "error": peak.error})
-    return found
+        entries.append({**entry, "extra_bytes": peak.extra, "ratio": ratio, "error": peak.error})
+    return entries

@@ -77,19 +77,19 @@ def curves(entries: list[dict[str, Any]], direction: str) -> Iterator[draw.Curve
     ours = [row for row in rows if row.ours and row.deviation == 1 and "per head" not in row.method]
     others = [row for row in rows if not row.ours]
     for row, (color, dash, marker) in zip(ours, _OURS, strict=False):
-        found = _ratios(entries, row, direction)
-        if not found:
+        ratios = _ratios(entries, row, direction)
+        if not ratios:
             continue
         same = [other for other in rows if other.method == row.method and _swept(entries, other)]
         each = [_ratios(entries, other, direction) for other in same]
-        columns = [[line[n] for line in each if n in line] for n in found]
+        columns = [[line[n] for line in each if n in line] for n in ratios]
         band = ([min(column) for column in columns], [max(column) for column in columns])
         name = row.method.replace("fl ", "fenchel ")
-        yield draw.Curve(name, list(found), list(found.values()), color, dash, marker, band)
+        yield draw.Curve(name, list(ratios), list(ratios.values()), color, dash, marker, band)
     for row, (color, dash, marker) in zip(others, _PEERS, strict=False):
-        found = _ratios(entries, row, direction)
-        if found:
-            yield draw.Curve(row.method, list(found), list(found.values()), color, dash, marker)
+        ratios = _ratios(entries, row, direction)
+        if ratios:
+            yield draw.Curve(row.method, list(ratios), list(ratios.values()), color, dash, marker)
 
 
 def _swept(entries: list[dict[str, Any]], row: Row) -> bool:

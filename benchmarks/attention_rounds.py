@@ -120,8 +120,8 @@ class Neighbours:
         """Between 0 and 1; None where the machine keeps no such count."""
         if self._start is None or (now := self._now()) is None:
             return None
-        total, busy, own = (after - before for after, before in zip(now, self._start, strict=True))
-        return min(1.0, max(0.0, (busy - own) / total)) if total > 0 else 0.0
+        total, busy, ours = (after - before for after, before in zip(now, self._start, strict=True))
+        return min(1.0, max(0.0, (busy - ours) / total)) if total > 0 else 0.0
 
     @staticmethod
     def _now() -> tuple[float, float, float] | None:

@@ -40,13 +40,13 @@ def row_of(entry: Entry) -> Row:
 
 def rows(results: Sequence[Entry]) -> list[Row]:
     """Every row but the baseline: ours first; a method's rows together, by their deviation."""
-    found = dict.fromkeys(row_of(entry) for entry in results if entry["method"] != SDPA.name)
-    methods = list(dict.fromkeys(row.method for row in found))
+    distinct = dict.fromkeys(row_of(entry) for entry in results if entry["method"] != SDPA.name)
+    methods = list(dict.fromkeys(row.method for row in distinct))
 
     def place(row: Row) -> tuple[bool, int, bool, float]:
         return not row.ours, methods.index(row.method), row.variant != PLAIN, row.deviation
 
-    return sorted(found, key=place)
+    return sorted(distinct, key=place)
 
 
 def timed(seconds: Sequence[float], baseline: float | None) -> Entry:
@@ -77,13 +77,13 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 def growth(results: Sequence[Entry]) -> list[Entry]:
     """How the time of each row grows with the number of tokens, from 512 on."""
-    found: dict[tuple[Row, str], list[tuple[int, float]]] = {}
+    points_by_row: dict[tuple[Row, str], list[tuple[int, float]]] = {}
     for entry in results:
         if entry["seconds"] is not None and entry["n"] >= _FIT_FROM:
-            points = found.setdefault((row_of(entry), entry["direction"]), [])
+            points = points_by_row.setdefault((row_of(entry), entry["direction"]), [])
             points.append((entry["n"], entry["seconds"]))
     fitted = []
-    for (row, direction), points in found.items():
+    for (row, direction), points in points_by_row.items():
         sizes, seconds = zip(*sorted(points), strict=True)
         if len(sizes) > 1:
             slope = exponent(sizes, seconds)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -23,7 +25,9 @@ from benchmarks import (
     structure,
     wasserstein,
 )
+from benchmarks.attention_rounds import Advance
 from benchmarks.console import no_picture, shares, tell
+from benchmarks.tables import Listing
 from fenchel.cli.shared import MOST_THREADS, check_folder, progress_bar, replace_letters
 
 commands = typer.Typer(
@@ -33,9 +37,21 @@ commands = typer.Typer(
     epilog="Example: python -m benchmarks maps --quick",
 )
 
+
+def _check_parent(out: Path | None) -> Path | None:
+    """Before the work."""
+    if out is not None:
+        check_folder(out.parent)
+    return out
+
+
 _Out = Annotated[
     Path | None,
-    typer.Option(dir_okay=False, help="Also write the figures as JSON, and a picture (SVG)."),
+    typer.Option(
+        dir_okay=False,
+        callback=_check_parent,
+        help="Also write the figures as JSON, and a picture (SVG).",
+    ),
 ]
 _Quick = Annotated[bool, typer.Option("--quick", help="Small sizes, seconds.")]
 
@@ -64,13 +80,14 @@ def bench_maps(
         ),
     ] = 1,
     out: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Also write the figures as JSON.")
+        Path | None,
+        typer.Option(
+            dir_okay=False, callback=_check_parent, help="Also write the figures as JSON."
+        ),
     ] = None,
     quick: _Quick = False,
 ) -> None:
     """Time every map, forward and forward+backward, as a ratio to torch.softmax."""
-    if out is not None:
-        check_folder(out.parent)
     given = {"rows": rows, "length": length, "repeats": repeats}
     chosen = {name: value for name, value in given.items() if value is not None}
     start = maps.QUICK if quick else maps.Settings()
@@ -110,8 +127,6 @@ def bench_attention(
     FlexAttention in the same process, and the peak memory of each in a process of its own. The
     full sweep takes about ten minutes on two idle cores.
     """
-    if out is not None:
-        check_folder(out.parent)
     sweep = dataclasses.replace(attention.QUICK if quick else attention.FULL, threads=threads)
     if largest is not None:
         try:
@@ -119,11 +134,7 @@ def bench_attention(
         except ValueError as problem:
             raise typer.BadParameter(str(problem), param_hint="--largest") from None
     with progress_bar(TaskProgressColumn()) as progress:
-        task = progress.add_task("timing", total=1.0)
-        report = attention.run(
-            sweep, lambda what, share: progress.update(task, description=what, advance=share)
-        )
-    document = report.as_json()
+        document = attention.run(sweep, shares(progress)).as_json()
     _print_attention(document)
     if out is not None:
         out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -144,13 +155,8 @@ def bench_integrals(
     Visual Attention with Sparse and Continuous Transformations (2021), and how the error falls with
     the number of nodes. One thread; the full run takes about two minutes.
     """
-    if out is not None:
-        check_folder(out.parent)
     sweep = integrals.QUICK if quick else integrals.FULL
-    with progress_bar(TaskProgressColumn()) as progress:
-        report = integrals.run(sweep, shares(progress))
-    document = report.as_json()
-    tell(document, integrals.listings(document), out)
+    _measure(partial(integrals.run, sweep), integrals.listings, out)
 
 
 @commands.command(
@@ -169,13 +175,9 @@ def bench_continuous(
     Attention over a grid against softmax with the same head, batched EM against scikit-learn, a
     layer on functions against one on tokens. The full run takes about three minutes.
     """
-    if out is not None:
-        check_folder(out.parent)
     chosen = continuous.QUICK if quick else continuous.FULL
-    with progress_bar(TaskProgressColumn()) as progress:
-        report = continuous.run(dataclasses.replace(chosen, threads=threads), shares(progress))
-    document = report.as_json()
-    tell(document, continuous.listings(document), out)
+    sweep = dataclasses.replace(chosen, threads=threads)
+    _measure(partial(continuous.run, sweep), continuous.listings, out)
 
 
 @commands.command(
@@ -203,8 +205,6 @@ def bench_dual(
     All heads and queries of the layer to a duality gap of 1e-8, at several reliabilities. The full
     run takes some minutes, nearly all of them in gradient ascent.
     """
-    if out is not None:
-        check_folder(out.parent)
     if (model is None) != (text is None):
         raise typer.BadParameter("--model and --text go together")
     if layer is not None and model is None:
@@ -213,14 +213,11 @@ def bench_dual(
     if model is not None and text is not None:
         words, number = text.read_text(encoding="utf-8"), 2 if layer is None else layer
         try:
-            made = dual.of_model(model, words, number, chosen.tokens)
+            layer_of_model = dual.of_model(model, words, number, chosen.tokens)
         except (ImportError, OSError, TypeError, ValueError) as problem:
             raise typer.BadParameter(str(problem)) from None
-        chosen = dataclasses.replace(chosen, layer=made)
-    with progress_bar(TaskProgressColumn()) as progress:
-        report = dual.run(chosen, shares(progress))
-    document = report.as_json()
-    tell(document, dual.listings(document), out)
+        chosen = dataclasses.replace(chosen, layer=layer_of_model)
+    _measure(partial(dual.run, chosen), dual.listings, out)
 
 
 @commands.command(
@@ -234,13 +231,8 @@ def bench_structure(
 
     The full run takes about ten minutes.
     """
-    if out is not None:
-        check_folder(out.parent)
     chosen = structure.QUICK if quick else structure.FULL
-    with progress_bar(TaskProgressColumn()) as progress:
-        report = structure.run(chosen, shares(progress))
-    document = report.as_json()
-    tell(document, structure.listings(document), out)
+    _measure(partial(structure.run, chosen), structure.listings, out)
 
 
 @commands.command(
@@ -255,13 +247,23 @@ def bench_wasserstein(
     POT's exact solver with its matrix of costs is the measure; needs the extra `transport`. The
     full run takes about a minute.
     """
-    if out is not None:
-        check_folder(out.parent)
     chosen = wasserstein.QUICK if quick else wasserstein.FULL
+    _measure(partial(wasserstein.run, chosen), wasserstein.listings, out)
+
+
+class _Report(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+
+def _measure(
+    run: Callable[[Advance], _Report],
+    listings: Callable[[dict[str, Any]], Sequence[Listing]],
+    out: Path | None,
+) -> None:
+    """Run, show the tables, write the files."""
     with progress_bar(TaskProgressColumn()) as progress:
-        report = wasserstein.run(chosen, shares(progress))
-    document = report.as_json()
-    tell(document, wasserstein.listings(document), out)
+        document = run(shares(progress)).as_json()
+    tell(document, listings(document), out)
 
 
 def _timing_table(report: maps.Report) -> Table:

@@ -23,7 +23,6 @@ from benchmarks.attention_rounds import (
     Rounds,
     Samples,
     Thunk,
-    disturbance,
     interleave,
     part,
 )
@@ -66,10 +65,6 @@ class Report:
     difference: float | None  # of the log-likelihoods
     others: float | None = None  # share of the processors that other processes had
 
-    @property
-    def warning(self) -> str:
-        return disturbance(self.others)
-
     def as_json(self) -> Entry:
         sweep = self.sweep
         return {
@@ -81,9 +76,7 @@ class Report:
                 "layers": {**asdict(sweep.layers), "batch": 1, "dtype": "float32"},
                 "threads": self.threads,
             },
-            "machine": machine.summary(),
-            "warning": self.warning,
-            "others": self.others,
+            **machine.circumstances(self.others),
             "results": list(self.images),
             "mixtures": list(self.mixtures),
             "log_likelihood_difference": self.difference,
@@ -135,14 +128,14 @@ def _mixtures(sweep: Sweep, advance: Callable[[float], object]) -> tuple[Entry, 
 
 
 def _layers(sweep: Sweep, advance: Advance, size: float) -> tuple[Entry, ...]:
-    found: list[Entry] = []
+    entries: list[Entry] = []
     lengths = sweep.layers.lengths
     for n in lengths:
         done = part(advance, f"{n} tokens", size * n / sum(lengths))
         makers = [partial(methods.layer_thunk, m, sweep.layers, n) for _, m in methods.LAYERS]
         names = [{"method": name, "n": n} for name, _ in methods.LAYERS]
-        found += _compared(makers, names, 1, sweep.rounds, done)
-    return tuple(found)
+        entries += _compared(makers, names, 1, sweep.rounds, done)
+    return tuple(entries)
 
 
 def _compared(

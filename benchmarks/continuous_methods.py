@@ -98,8 +98,8 @@ def image_thunk(kind: Kind, images: Images, direction: str) -> Thunk:
     wanted = [features.requires_grad_(), *head.parameters()]
 
     def both() -> tuple[Tensor, ...]:
-        made = forward()
-        return torch.autograd.grad(made, wanted, made.detach())
+        output = forward()
+        return torch.autograd.grad(output, wanted, output.detach())
 
     return both
 
@@ -174,9 +174,9 @@ def likelihood_difference(sizes: Mixtures) -> float | None:
     except ModuleNotFoundError:
         return None
     positions = sizes.positions()
-    own = ours(sizes)().log_likelihood(positions.new_ones(len(positions)), positions)
-    other = own.new_tensor([peer.score(positions.numpy()) for peer in peers])
-    return float((own - other).abs().max())
+    likelihoods = ours(sizes)().log_likelihood(positions.new_ones(len(positions)), positions)
+    other = likelihoods.new_tensor([peer.score(positions.numpy()) for peer in peers])
+    return float((likelihoods - other).abs().max())
 
 
 # ---- transformer layers

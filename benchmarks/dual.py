@@ -22,7 +22,7 @@ from benchmarks.attention_rounds import (
     interleave,
     part,
 )
-from benchmarks.dual_methods import Found, Layer, of_model
+from benchmarks.dual_methods import Layer, Outcome, of_model
 from benchmarks.tables import Listing
 
 __all__ = ["FULL", "QUICK", "Report", "Sweep", "listings", "of_model", "run"]
@@ -88,33 +88,33 @@ class Report:
 
 def run(sweep: Sweep, advance: Advance = lambda what, share: None) -> Report:
     """Measure all of it. advance: (what is measured, share of the whole that was just done)."""
-    made = sweep.layer
-    if made is None:
-        made = methods.synthetic(sweep.tokens, sweep.width, sweep.heads, sweep.seed)
+    layer = sweep.layer
+    if layer is None:
+        layer = methods.synthetic(sweep.tokens, sweep.width, sweep.heads, sweep.seed)
     neighbours, results = Neighbours(), []
     for reliability in sweep.reliabilities:
         done = part(advance, f"reliability {reliability:g}", 1 / len(sweep.reliabilities))
-        results += _times(sweep, made, reliability, done)
-    return Report(sweep, made, tuple(results), neighbours.share())
+        results += _times(sweep, layer, reliability, done)
+    return Report(sweep, layer, tuple(results), neighbours.share())
 
 
 def _times(
     sweep: Sweep, layer: Layer, reliability: float, advance: Callable[[float], object]
 ) -> list[Entry]:
-    found: list[list[Found]] = [[] for _ in methods.METHODS]
+    outcomes: list[list[Outcome]] = [[] for _ in methods.METHODS]
     makers = [
         partial(_thunk, method, layer, reliability, sweep.gap, kept)
-        for method, kept in zip(methods.METHODS.values(), found, strict=True)
+        for method, kept in zip(methods.METHODS.values(), outcomes, strict=True)
     ]
     samples = interleave(makers, sweep.rounds, advance)
     return [
         _entry(name, reliability, taken, kept)
-        for name, taken, kept in zip(methods.METHODS, samples, found, strict=True)
+        for name, taken, kept in zip(methods.METHODS, samples, outcomes, strict=True)
     ]
 
 
 def _thunk(
-    method: methods.Method, layer: Layer, reliability: float, gap: float, kept: list[Found]
+    method: methods.Method, layer: Layer, reliability: float, gap: float, kept: list[Outcome]
 ) -> Thunk:
     def thunk() -> None:
         kept[:] = [method(layer, reliability, gap)]
@@ -122,7 +122,7 @@ def _thunk(
     return thunk
 
 
-def _entry(name: str, reliability: float, samples: Samples, kept: list[Found]) -> Entry:
+def _entry(name: str, reliability: float, samples: Samples, kept: list[Outcome]) -> Entry:
     return {
         "method": name,
         "reliability": reliability,
@@ -138,13 +138,13 @@ def listings(document: Entry) -> list[Listing]:
     """From the JSON of a run."""
     settings = document["settings"]
     n, d = settings["templates"]
-    made = []
+    result_tables = []
     for reliability in dict.fromkeys(e["reliability"] for e in document["results"]):
         entries = [e for e in document["results"] if e["reliability"] == reliability]
-        (own,) = (e["seconds"] for e in entries if e["method"] == methods.OURS)
+        (ours,) = (e["seconds"] for e in entries if e["method"] == methods.OURS)
         rows = []
         for e in entries:
-            ratio = "–" if not (own and e["seconds"]) else f"{e['seconds'] / own:.3g}"
+            ratio = "–" if not (ours and e["seconds"]) else f"{e['seconds'] / ours:.3g}"
             shown = e["error"] or tables.error(e["largest_gap"])
             time = tables.seconds(e["seconds"])
             rows.append((e["method"], time, ratio, str(e["iterations"]), shown))
@@ -153,5 +153,5 @@ def listings(document: Entry) -> list[Listing]:
             f"coordinates ({settings['source']}), to a gap of {settings['gap']:g}"
         )
         header = ("method", "time", f"÷ {methods.OURS}", "iterations", "largest gap")
-        made.append(Listing(title, header, rows))
-    return made
+        result_tables.append(Listing(title, header, rows))
+    return result_tables

@@ -39,12 +39,12 @@ class Layer:
         return float(torch.cdist(self.templates, self.templates).max()) ** 2
 
 
-class Found(NamedTuple):
+class Outcome(NamedTuple):
     iterations: int
     gap: float  # the largest
 
 
-Method = Callable[[Layer, float, float], Found]
+Method = Callable[[Layer, float, float], Outcome]
 
 
 def synthetic(tokens: int, width: int, heads: int, seed: int) -> Layer:
@@ -120,40 +120,40 @@ class _Dual:
         return float(self.reliability / 2 * gradient.square().sum(-1).max())
 
 
-def ascent(layer: Layer, reliability: float, gap: float) -> Found:
+def ascent(layer: Layer, reliability: float, gap: float) -> Outcome:
     """Gradient ascent with the step that cannot fail, 1 / (1 / a + diameter^2 / 4)."""
     return _first_order(layer, reliability, gap, 0.0)
 
 
-def nesterov(layer: Layer, reliability: float, gap: float) -> Found:
+def nesterov(layer: Layer, reliability: float, gap: float) -> Outcome:
     """The same with the momentum for strongly concave functions."""
     problem = _Dual(layer, reliability)
     ratio = (problem.steepest * reliability) ** -0.5
     return _first_order(layer, reliability, gap, (1 - ratio) / (1 + ratio))
 
 
-def _first_order(layer: Layer, reliability: float, gap: float, momentum: float) -> Found:
+def _first_order(layer: Layer, reliability: float, gap: float, momentum: float) -> Outcome:
     problem = _Dual(layer, reliability)
     lam = ahead = torch.zeros_like(layer.evidence)
     for iterations in range(_MOST + 1):
         _, gradient = problem.slope(ahead)
-        found = Found(iterations, problem.gap(gradient))
-        if found.gap <= gap:
+        outcome = Outcome(iterations, problem.gap(gradient))
+        if outcome.gap <= gap:
             break
         before, lam = lam, ahead + gradient / problem.steepest
         ahead = lam + momentum * (lam - before)
-    return found
+    return outcome
 
 
-def lbfgs(layer: Layer, reliability: float, gap: float) -> Found:
+def lbfgs(layer: Layer, reliability: float, gap: float) -> Outcome:
     """Batched L-BFGS: every row its own curvature and its own step, halved by Armijo's rule."""
     problem = _Dual(layer, reliability)
     lam = torch.zeros_like(layer.evidence)
     value, gradient = problem.slope(lam)
     pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=_MEMORY)
     for iterations in range(_MOST + 1):
-        found = Found(iterations, problem.gap(gradient))
-        if found.gap <= gap:
+        outcome = Outcome(iterations, problem.gap(gradient))
+        if outcome.gap <= gap:
             break
         step = _two_loops(gradient, pairs, 1 / problem.steepest)
         gain = (gradient * step).sum(-1)
@@ -167,7 +167,7 @@ def lbfgs(layer: Layer, reliability: float, gap: float) -> Found:
             size = torch.where(short, size / 2, size)
         pairs.append((moved - lam, gradient - new_gradient))
         lam, value, gradient = moved, new_value, new_gradient
-    return found
+    return outcome
 
 
 def _two_loops(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]], first: float) -> Tensor:
@@ -192,15 +192,15 @@ def _two_loops(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]], first: flo
     return direction
 
 
-def ours(layer: Layer, reliability: float, gap: float) -> Found:
-    found = dual.estimate(layer.templates, None, layer.evidence, reliability, tolerance=gap / 10)
-    return Found(int(found.steps.max()), float(found.gap.max()))
+def ours(layer: Layer, reliability: float, gap: float) -> Outcome:
+    solution = dual.estimate(layer.templates, None, layer.evidence, reliability, tolerance=gap / 10)
+    return Outcome(int(solution.steps.max()), float(solution.gap.max()))
 
 
-def ours_whole(layer: Layer, reliability: float, gap: float) -> Found:
+def ours_whole(layer: Layer, reliability: float, gap: float) -> Outcome:
     """To the last digit, as by default."""
-    found = dual.estimate(layer.templates, None, layer.evidence, reliability)
-    return Found(int(found.steps.max()), float(found.gap.max()))
+    solution = dual.estimate(layer.templates, None, layer.evidence, reliability)
+    return Outcome(int(solution.steps.max()), float(solution.gap.max()))
 
 
 OURS = "fl estimate"

@@ -25,7 +25,6 @@ from benchmarks.attention_rounds import (
     Rounds,
     Samples,
     Thunk,
-    disturbance,
     interleave,
     part,
 )
@@ -92,10 +91,6 @@ class Report:
     references: tuple[dict[str, Any], ...]
     others: float | None = None  # share of the processors that other processes had
 
-    @property
-    def warning(self) -> str:
-        return disturbance(self.others)
-
     def as_json(self) -> dict[str, Any]:
         sweep = self.sweep
         return {
@@ -110,9 +105,7 @@ class Report:
                 "seed": sweep.seed,
                 "dtype": "float64",
             },
-            "machine": machine.summary(),
-            "warning": self.warning,
-            "others": self.others,
+            **machine.circumstances(self.others),
             "references": list(self.references),
             "results": list(self.results),
             "curves": list(self.curves),
@@ -176,8 +169,8 @@ def _times(
     alone: list[list[Tensor]] = [[] for _ in METHODS]
     batch: list[list[Tensor]] = [[] for _ in METHODS]
     makers = []
-    for method, few, found in zip(METHODS, numbers, alone, strict=True):
-        makers.append(partial(_thunk, method, [problem.one(k) for k in few], found))
+    for method, few, values in zip(METHODS, numbers, alone, strict=True):
+        makers.append(partial(_thunk, method, [problem.one(k) for k in few], values))
     at_once = [index for index, method in enumerate(METHODS) if method.batched]
     makers += [partial(_thunk, METHODS[index], [problem], batch[index]) for index in at_once]
     samples = interleave(makers, sweep.rounds, advance)
@@ -200,23 +193,23 @@ def _worth(exact: Tensor, count: int, seed: int) -> list[int]:
     return [int(k) for k in worth[drawn[:count]]]
 
 
-def _thunk(method: Method, problems: list[Problem], found: list[Tensor]) -> Thunk:
+def _thunk(method: Method, problems: list[Problem], values: list[Tensor]) -> Thunk:
     """found: gets the values of the last call."""
 
     def thunk() -> None:
-        found[:] = [method.call(problem).flatten() for problem in problems]
+        values[:] = [method.call(problem).flatten() for problem in problems]
 
     return thunk
 
 
-def _entry(method: Method, samples: Samples, found: list[Tensor], exact: Tensor) -> dict[str, Any]:
+def _entry(method: Method, samples: Samples, values: list[Tensor], exact: Tensor) -> dict[str, Any]:
     """seconds: of one integral, in a batch where there is one."""
     seconds = _per_integral(samples, len(exact))
     return {
         "method": method.name,
         "batched": False,
         "integrals": len(exact),
-        "largest_error": largest_error(torch.cat(found), exact) if found else None,
+        "largest_error": largest_error(torch.cat(values), exact) if values else None,
         "seconds": seconds,
         "seconds_alone": seconds,
         "rounds": len(samples.seconds),
@@ -224,11 +217,11 @@ def _entry(method: Method, samples: Samples, found: list[Tensor], exact: Tensor)
     }
 
 
-def _in_batch(samples: Samples, found: list[Tensor], exact: Tensor) -> dict[str, Any]:
+def _in_batch(samples: Samples, values: list[Tensor], exact: Tensor) -> dict[str, Any]:
     return {
         "batched": True,
         "integrals": exact.numel(),
-        "largest_error": largest_error(torch.cat(found), exact.flatten()) if found else None,
+        "largest_error": largest_error(torch.cat(values), exact.flatten()) if values else None,
         "seconds": _per_integral(samples, exact.numel()),
         "error": samples.error,
     }
@@ -282,11 +275,11 @@ def _setting_listing(document: dict[str, Any], name: str) -> Listing:
 
 def _curve_listing(document: dict[str, Any], names: list[str]) -> Listing:
     """One row for each rule, one column for each setting."""
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for e in document["curves"]:
         label = f"{e['method']}, {e['nodes']} nodes"
         if e["tolerance"] is not None:
             label = f"{label} a piece (tolerance {e['tolerance']:g})"
-        found.setdefault(label, []).append(tables.error(e["largest_error"]))
+        rows.setdefault(label, []).append(tables.error(e["largest_error"]))
     title = f"Largest error over nodes; a window of {methods.OURS} has up to {PIECES} pieces"
-    return Listing(title, ("rule", *names), [(label, *cells) for label, cells in found.items()])
+    return Listing(title, ("rule", *names), [(label, *cells) for label, cells in rows.items()])

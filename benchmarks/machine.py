@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import fenchel as fl
+from benchmarks.attention_rounds import disturbance
 
 
 @contextmanager
@@ -25,6 +26,11 @@ def one_thread() -> Iterator[None]:
 def summary() -> dict[str, Any]:
     """Versions, threads, devices and the default dtype."""
     return {name: value for name, value in fl.info().items() if name != "fast_paths"}
+
+
+def circumstances(others: float | None) -> dict[str, Any]:
+    """For the JSON of a run: the machine, and the share of it that other processes had."""
+    return {"machine": summary(), "warning": disturbance(others), "others": others}
 
 
 def kernels() -> str:

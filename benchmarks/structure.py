@@ -25,7 +25,6 @@ from benchmarks.attention_rounds import (
     Rounds,
     Samples,
     Thunk,
-    disturbance,
     interleave,
     part,
 )
@@ -71,18 +70,12 @@ class Report:
     results: tuple[Entry, ...]
     others: float | None = None  # share of the processors that other processes had
 
-    @property
-    def warning(self) -> str:
-        return disturbance(self.others)
-
     def as_json(self) -> Entry:
         return {
             "bench": "structure",
             "settings": {"threads": " and ".join(map(str, self.threads)), "dtype": "float32"},
-            "machine": machine.summary(),
             "kernels": machine.kernels(),
-            "warning": self.warning,
-            "others": self.others,
+            **machine.circumstances(self.others),
             "results": list(self.results),
         }
 
@@ -197,7 +190,7 @@ def _entries(case: Case, threads: int, samples: list[Samples]) -> list[Entry]:
     rows = []
     for name, taken in zip(case.methods, samples, strict=True):
         pairs = list(zip(taken.seconds, measure.seconds, strict=False))
-        ratios = sorted(own / other for own, other in pairs)
+        ratios = sorted(time / other for time, other in pairs)
         rows.append(
             {
                 "case": case.name,
@@ -218,7 +211,7 @@ def _entries(case: Case, threads: int, samples: list[Samples]) -> list[Entry]:
 def listings(document: Entry) -> list[Listing]:
     """From the JSON of a run: one table per number of threads."""
     header = ("case", "direction", "method", "time", "ratio (least..most)")
-    found = []
+    result_tables = []
     for threads in sorted({entry["threads"] for entry in document["results"]}):
         rows = []
         for e in document["results"]:
@@ -230,5 +223,5 @@ def listings(document: Entry) -> list[Listing]:
                 (e["case"], e["direction"], e["method"], tables.seconds(e["seconds"]), shown)
             )
         title = f"Entmax-1.5, beside the first method of each case ({threads} thread(s))"
-        found.append(Listing(title, header, rows))
-    return found
+        result_tables.append(Listing(title, header, rows))
+    return result_tables

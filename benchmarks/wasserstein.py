@@ -18,7 +18,6 @@ from benchmarks.attention_rounds import (
     Rounds,
     Samples,
     Thunk,
-    disturbance,
     interleave,
     part,
 )
@@ -52,14 +51,14 @@ FULL = Sweep()
 QUICK = Sweep(line=(50, 200), plane=(20, 60), bounds=50, batch=8, rounds=Rounds(3, 3, 2.0))
 
 
-class Found(NamedTuple):
+class Distance(NamedTuple):
     """Values of a batch, and by how much they may be off, relative to the exact ones."""
 
     value: Tensor
     error: float = 0.0
 
 
-Method = Callable[[Empirical, Empirical], Found]
+Method = Callable[[Empirical, Empirical], Distance]
 
 
 class Case(NamedTuple):
@@ -76,10 +75,6 @@ class Report:
     results: tuple[Entry, ...]
     others: float | None = None  # share of the processors that other processes had
 
-    @property
-    def warning(self) -> str:
-        return disturbance(self.others)
-
     def as_json(self) -> Entry:
         return {
             "bench": "wasserstein",
@@ -90,19 +85,17 @@ class Report:
                 "threads": torch.get_num_threads(),
                 "dtype": "float64",
             },
-            "machine": machine.summary(),
-            "warning": self.warning,
-            "others": self.others,
+            **machine.circumstances(self.others),
             "results": list(self.results),
         }
 
 
 def run(sweep: Sweep, advance: Advance = lambda what, share: None) -> Report:
     """Measure all of it. advance: (what is measured, share of the whole that was just done)."""
-    made = cases(sweep)
+    all_cases = cases(sweep)
     neighbours, results = Neighbours(), []
-    for case in made:
-        done = part(advance, case.name, 1 / len(made))
+    for case in all_cases:
+        done = part(advance, case.name, 1 / len(all_cases))
         results += _times(case, sweep.rounds, done)
     return Report(sweep, tuple(results), neighbours.share())
 
@@ -111,45 +104,45 @@ def cases(sweep: Sweep) -> list[Case]:
     """Two clouds each, the second moved by a half."""
     g = torch.Generator().manual_seed(sweep.seed)
     exact: dict[str, Method] = {POT: _pot, OURS: _ours}
-    made = []
+    all_cases = []
     for n in sweep.line:
-        made.append(Case("line, even weights", n, *_clouds(g, n, 1, even=True), exact))
-        made.append(Case("line, weights", n, *_clouds(g, n, 1), exact))
-    made += [
+        all_cases.append(Case("line, even weights", n, *_clouds(g, n, 1, even=True), exact))
+        all_cases.append(Case("line, weights", n, *_clouds(g, n, 1), exact))
+    all_cases += [
         Case("assignment", n, *_clouds(g, n, sweep.dim, even=True), exact) for n in sweep.plane
     ]
     bounds = {**exact, BOUNDS: _bounds}
-    made.append(Case("bounds", sweep.bounds, *_clouds(g, sweep.bounds, sweep.dim), bounds))
+    all_cases.append(Case("bounds", sweep.bounds, *_clouds(g, sweep.bounds, sweep.dim), bounds))
     for d, where in ((1, "line"), (sweep.dim, "assignment")):
         clouds = _clouds(g, sweep.small, d, even=True, batch=sweep.batch)
-        made.append(Case(f"batch, {where}", sweep.small, *clouds, exact))
-    return made
+        all_cases.append(Case(f"batch, {where}", sweep.small, *clouds, exact))
+    return all_cases
 
 
 def _clouds(
     g: torch.Generator, n: int, d: int, *, even: bool = False, batch: int = 1
 ) -> tuple[Empirical, Empirical]:
-    made = []
+    clouds = []
     for shift in (0.0, 0.5):
         points = shift + torch.randn(batch, n, d, generator=g, dtype=torch.float64)
         weights = torch.rand(batch, n, generator=g, dtype=torch.float64)
-        made.append(Empirical(points) if even else Empirical.of_masses(points, weights))
-    return made[0], made[1]
+        clouds.append(Empirical(points) if even else Empirical.of_masses(points, weights))
+    return clouds[0], clouds[1]
 
 
 # ---- the methods, all with the cost |x - y|_2
 
 
-def _ours(mu: Empirical, nu: Empirical) -> Found:
-    return Found(wasserstein1(mu, nu, 2))
+def _ours(mu: Empirical, nu: Empirical) -> Distance:
+    return Distance(wasserstein1(mu, nu, 2))
 
 
-def _bounds(mu: Empirical, nu: Empirical) -> Found:
-    found = entropic_wasserstein1(mu, nu, 2)
-    return Found(found.upper, float((found.error / found.upper).max()))
+def _bounds(mu: Empirical, nu: Empirical) -> Distance:
+    bounds = entropic_wasserstein1(mu, nu, 2)
+    return Distance(bounds.upper, float((bounds.error / bounds.upper).max()))
 
 
-def _pot(mu: Empirical, nu: Empirical) -> Found:
+def _pot(mu: Empirical, nu: Empirical) -> Distance:
     """One after the other, as it has no batches."""
     ot = extras.load("ot")
     operands = zip(mu.points, nu.points, mu.rows(), nu.rows(), strict=True)
@@ -157,31 +150,31 @@ def _pot(mu: Empirical, nu: Empirical) -> Found:
     for x, y, a, b in ((each.numpy() for each in four) for four in operands):
         cost = ot.dist(x, y, "euclidean")
         values.append(float(ot.emd2(a.copy(), b.copy(), cost, numItermax=_PIVOTS)))
-    return Found(torch.tensor(values, dtype=torch.float64))
+    return Distance(torch.tensor(values, dtype=torch.float64))
 
 
 # ---- times
 
 
 def _times(case: Case, rounds: Rounds, advance: Callable[[float], object]) -> list[Entry]:
-    found: dict[str, list[Found]] = {name: [] for name in case.methods}
-    makers = [partial(_thunk, case, name, found[name]) for name in case.methods]
+    distances: dict[str, list[Distance]] = {name: [] for name in case.methods}
+    makers = [partial(_thunk, case, name, distances[name]) for name in case.methods]
     samples = interleave(makers, rounds, advance)
-    (exact,) = found[OURS]
+    (exact,) = distances[OURS]
     return [
-        _entry(case, name, taken, found[name], exact)
+        _entry(case, name, taken, distances[name], exact)
         for name, taken in zip(case.methods, samples, strict=True)
     ]
 
 
-def _thunk(case: Case, name: str, kept: list[Found]) -> Thunk:
+def _thunk(case: Case, name: str, kept: list[Distance]) -> Thunk:
     def thunk() -> None:
         kept[:] = [case.methods[name](case.mu, case.nu)]
 
     return thunk
 
 
-def _entry(case: Case, name: str, samples: Samples, kept: list[Found], exact: Found) -> Entry:
+def _entry(case: Case, name: str, samples: Samples, kept: list[Distance], exact: Distance) -> Entry:
     off = (kept[0].value - exact.value).abs() / exact.value if kept else None
     return {
         "case": case.name,

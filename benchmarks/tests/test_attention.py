@@ -42,7 +42,7 @@ def document() -> dict[str, Any]:
     return json.loads(json.dumps(attention.run(TINY).as_json()))
 
 
-def found(document: dict[str, Any], **wanted: object) -> list[dict[str, Any]]:
+def entries_of(document: dict[str, Any], **wanted: object) -> list[dict[str, Any]]:
     return [e for e in document["results"] if all(e[k] == v for k, v in wanted.items())]
 
 
@@ -88,7 +88,7 @@ def test_json_has_every_case_in_both_directions(document: dict[str, Any]) -> Non
     for n in TINY.sizes:
         for case in TINY.cases(n):
             name = {"method": case.method.name, "deviation": case.deviation, "n": n}
-            entries = found(document, **name, variant=case.variant)
+            entries = entries_of(document, **name, variant=case.variant)
             assert [e["direction"] for e in entries] == list(DIRECTIONS)
 
 
@@ -97,7 +97,7 @@ def test_ratios_are_to_the_sdpa_of_the_same_variant(document: dict[str, Any]) ->
     for entry in document["results"]:
         if not entry["error"]:
             same = {key: entry[key] for key in ("n", "variant", "direction")}
-            (baseline,) = found(document, method="torch SDPA", **same)
+            (baseline,) = entries_of(document, method="torch SDPA", **same)
             assert entry["ratio"] == pytest.approx(entry["seconds"] / baseline["seconds"])
             assert entry["ratio_min"] <= entry["ratio"] <= entry["ratio_max"]
             assert entry["rounds"] == 2
@@ -106,7 +106,7 @@ def test_ratios_are_to_the_sdpa_of_the_same_variant(document: dict[str, Any]) ->
 
 
 def test_what_fails_says_why_and_stops_nobody(document: dict[str, Any]) -> None:
-    entries = found(document, method="broken")
+    entries = entries_of(document, method="broken")
     assert len(entries) == 4
     assert {e["error"] for e in entries} == {"RuntimeError: no luck"}
     assert {e["seconds"] for e in entries} == {e["ratio"] for e in entries} == {None}
@@ -186,7 +186,7 @@ def test_without_the_entmax_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "entmax", None)
     sweep = replace(TINY, sizes=(8,), peers=((methods.SORT_15, 8),), row_maps=None)
     document = attention.run(sweep).as_json()
-    errors = {e["error"] for e in found(document, method="entmax.entmax15")}
+    errors = {e["error"] for e in entries_of(document, method="entmax.entmax15")}
     assert errors == {"ModuleNotFoundError: the entmax package is not installed"}
 
 

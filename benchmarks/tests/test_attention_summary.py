@@ -39,10 +39,10 @@ def results() -> dict[str, Any]:
 
 
 def test_median_and_ratios() -> None:
-    made = summary.timed((4.0, 2.0, 9.0), 2.0)
-    assert made["seconds"] == 4
-    assert (made["ratio"], made["ratio_min"], made["ratio_max"]) == (2, 1, 4.5)
-    assert made["rounds"] == 3
+    times = summary.timed((4.0, 2.0, 9.0), 2.0)
+    assert times["seconds"] == 4
+    assert (times["ratio"], times["ratio_min"], times["ratio_max"]) == (2, 1, 4.5)
+    assert times["rounds"] == 3
     assert summary.timed((), 2.0)["seconds"] is None
     assert summary.timed((1.0,), None)["ratio"] is None
 
@@ -64,15 +64,15 @@ def test_growth_leaves_short_sequences_and_failures_out(results: dict[str, Any])
     assert set(fitted) == {
         (m, d) for m in ("torch SDPA", "fl Tsallis(1.5)", "fl Tsallis(2)") for d in DIRECTIONS
     }
-    for made in fitted.values():
-        assert made["sizes"] == [1024, 4096]
-        assert made["exponent"] == pytest.approx(2)
+    for fit in fitted.values():
+        assert fit["sizes"] == [1024, 4096]
+        assert fit["exponent"] == pytest.approx(2)
 
 
 def test_rows_keep_a_method_together() -> None:
-    made = [("plain softmax", 1.0, "plain"), ("fl b", 2.0, "plain"), ("fl a", 1.0, "plain")]
-    made += [("fl b", 1.0, "causal"), ("fl b", 0.02, "plain"), ("torch SDPA", 1.0, "plain")]
-    entries = [{"method": m, "deviation": d, "variant": v} for m, d, v in made]
+    cases = [("plain softmax", 1.0, "plain"), ("fl b", 2.0, "plain"), ("fl a", 1.0, "plain")]
+    cases += [("fl b", 1.0, "causal"), ("fl b", 0.02, "plain"), ("torch SDPA", 1.0, "plain")]
+    entries = [{"method": m, "deviation": d, "variant": v} for m, d, v in cases]
     wanted = ["fl b, deviation 0.02", "fl b, deviation 2", "fl b, deviation 1, causal"]
     assert [str(row) for row in summary.rows(entries)] == [
         *wanted,

@@ -49,8 +49,8 @@ def test_json_has_every_method(document: dict[str, Any]) -> None:
     assert document["bench"] == "continuous"
     assert document["machine"]["torch"] == torch.__version__
     assert document["settings"]["images"]["channels"] == 6
-    found = [(e["method"], e["direction"]) for e in document["results"]]
-    assert found == [(kind.name, direction) for kind in KINDS for direction in DIRECTIONS]
+    names = [(e["method"], e["direction"]) for e in document["results"]]
+    assert names == [(kind.name, direction) for kind in KINDS for direction in DIRECTIONS]
     assert [e["method"] for e in document["mixtures"]] == ["scikit-learn", "fl fit_mixture"]
     pairs = [(e["n"], e["method"]) for e in document["layers"]]
     assert pairs == [(n, name) for n in (16, 512, 1024) for name, _ in methods.LAYERS]
@@ -100,10 +100,10 @@ def test_backward_reaches_features_and_every_parameter(kind: methods.Kind) -> No
 def test_kinds_compute_what_they_are_called() -> None:
     features = IMAGES.features()
     scores = 3 * features[..., 0]
-    found = {kind.name: kind.make(IMAGES)(features, scores) for kind in KINDS}
+    outputs = {kind.name: kind.make(IMAGES)(features, scores) for kind in KINDS}
     weights = fl.softmax(scores)
-    torch.testing.assert_close(found["softmax"], torch.einsum("bl,blc->bc", weights, features))
-    assert found["head alone"] is scores
+    torch.testing.assert_close(outputs["softmax"], torch.einsum("bl,blc->bc", weights, features))
+    assert outputs["head alone"] is scores
     positions = fc.cell_centers(4, 4)
     basis = fc.GaussianBasis.grid(3, 1 / 9, 2)
     values = fc.fit_values(features, positions, basis, padding=True)
@@ -113,19 +113,19 @@ def test_kinds_compute_what_they_are_called() -> None:
         "fl Tsallis(1.5)": fc.match_moments(weights, positions, fc.TsallisGaussian, alpha=1.5),
         "fl Shannon(), 4 modes": fc.fit_mixture(weights, positions, 4),
     }
-    assert densities.keys() | {"softmax", "head alone"} == found.keys()
+    assert densities.keys() | {"softmax", "head alone"} == outputs.keys()
     for name, density in densities.items():
-        torch.testing.assert_close(found[name], values.expect(density), rtol=1e-4, atol=1e-5)
-    one, four = found["fl Shannon()"], found["fl Shannon(), 4 modes"]
+        torch.testing.assert_close(outputs[name], values.expect(density), rtol=1e-4, atol=1e-5)
+    one, four = outputs["fl Shannon()"], outputs["fl Shannon(), 4 modes"]
     assert not torch.allclose(one, four, atol=1e-3)
-    assert not torch.allclose(one, found["fl Tsallis(2)"], atol=1e-5)
+    assert not torch.allclose(one, outputs["fl Tsallis(2)"], atol=1e-5)
 
 
 def test_the_forward_pass_records_nothing_and_the_generator_is_left_alone() -> None:
     before = torch.random.get_rng_state()
-    made = methods.image_thunk(KINDS[2], IMAGES, "forward")()
-    assert isinstance(made, torch.Tensor)
-    assert not made.requires_grad
+    output = methods.image_thunk(KINDS[2], IMAGES, "forward")()
+    assert isinstance(output, torch.Tensor)
+    assert not output.requires_grad
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -158,15 +158,15 @@ def test_scikit_learn_does_all_iterations_from_its_own_start() -> None:
 def test_without_scikit_learn_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.mixture", None)
-    found = continuous.run(TINY).as_json()
-    peer, ours = found["mixtures"]
+    document = continuous.run(TINY).as_json()
+    peer, ours = document["mixtures"]
     assert peer["error"] == (
         'ModuleNotFoundError: sklearn is missing; pip install -c constraints.txt ".[papers]"'
     )
     assert ours["error"] == ""
     assert ours["seconds"] > 0
-    assert peer["ratio"] is ours["ratio"] is found["log_likelihood_difference"] is None
-    assert any("–" in row for row in continuous.listings(found)[1].rows)
+    assert peer["ratio"] is ours["ratio"] is document["log_likelihood_difference"] is None
+    assert any("–" in row for row in continuous.listings(document)[1].rows)
 
 
 # ---- layers
@@ -180,10 +180,10 @@ def test_layers_are_alike_but_for_attention() -> None:
     assert isinstance(standard, torch.nn.TransformerEncoderLayer)
     assert standard.norm_first
     for _, make in methods.LAYERS:
-        made = methods.layer_thunk(make, sizes, 20)()
-        assert isinstance(made, torch.Tensor)
-        assert made.shape == (1, 20, 8)
-        assert not made.requires_grad
+        output = methods.layer_thunk(make, sizes, 20)()
+        assert isinstance(output, torch.Tensor)
+        assert output.shape == (1, 20, 8)
+        assert not output.requires_grad
 
 
 # ---- the run and the command

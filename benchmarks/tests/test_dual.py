@@ -28,8 +28,8 @@ def document() -> dict[str, Any]:
 
 
 def test_every_method_reaches_the_gap(document: dict[str, Any]) -> None:
-    found = [(e["reliability"], e["method"]) for e in document["results"]]
-    assert found == [(a, name) for a in (1.0, 10.0) for name in methods.METHODS]
+    pairs = [(e["reliability"], e["method"]) for e in document["results"]]
+    assert pairs == [(a, name) for a in (1.0, 10.0) for name in methods.METHODS]
     for entry in document["results"]:
         assert entry["error"] == ""
         assert 0 <= entry["largest_gap"] <= 1e-8
@@ -59,9 +59,9 @@ def test_the_dual_of_the_gradient_methods_is_the_estimates() -> None:
 
 
 def test_listings_name_every_method(document: dict[str, Any]) -> None:
-    made = dual.listings(document)
-    assert [len(listing.rows) for listing in made] == [len(methods.METHODS)] * 2
-    assert made[0].rows[3][2] == "1"
+    result_tables = dual.listings(document)
+    assert [len(listing.rows) for listing in result_tables] == [len(methods.METHODS)] * 2
+    assert result_tables[0].rows[3][2] == "1"
 
 
 @pytest.mark.smoke
@@ -113,8 +113,8 @@ def test_layer_of_a_model_gives_its_own_attention(tmp_path: Path, capfd: Any) ->
     )
     with torch.no_grad():
         wanted = model.double()(**ids, output_attentions=True).attentions[1][0]  # (heads, n, n)
-    found = estimation.first_order(layer.templates, None, layer.evidence, 1.0).weights
-    torch.testing.assert_close(found.unflatten(0, (3, 6)), wanted, rtol=1e-9, atol=1e-12)
+    weights = estimation.first_order(layer.templates, None, layer.evidence, 1.0).weights
+    torch.testing.assert_close(weights.unflatten(0, (3, 6)), wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("layer", ["2", "-1"])
@@ -133,8 +133,8 @@ def test_a_t5_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     config = transformers.T5Config(
         vocab_size=10, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
     )
-    made = transformers.T5Model(config)
-    monkeypatch.setattr(methods, "load", lambda folder: (made, None))
+    model = transformers.T5Model(config)
+    monkeypatch.setattr(methods, "load", lambda folder: (model, None))
     text = tmp_path / "text.txt"
     text.write_text("a b c", encoding="utf-8")
     command = ["dual", "--quick", "--model", str(tmp_path), "--text", str(text)]

@@ -56,23 +56,23 @@ def test_json_has_every_method_in_every_setting(document: dict[str, Any]) -> Non
     assert document["machine"]["torch"] == torch.__version__
     assert document["settings"]["functions"] == 9
     for setting in ("smooth", "narrow"):
-        found = entries(document, setting)
-        assert list(found) == [method.name for method in METHODS]
-        assert {e["error"] for e in found.values()} == {""}
-        counts = {name: e["integrals"] for name, e in found.items()}
+        by_method = entries(document, setting)
+        assert list(by_method) == [method.name for method in METHODS]
+        assert {e["error"] for e in by_method.values()} == {""}
+        counts = {name: e["integrals"] for name, e in by_method.items()}
         assert counts == {
             m.name: 18 if m.batched else TINY.count(m) for m in METHODS
         }  # 2 densities times 9 functions at once, few alone
-        assert all(e["seconds"] > 0 and e["seconds_alone"] > 0 for e in found.values())
+        assert all(e["seconds"] > 0 and e["seconds_alone"] > 0 for e in by_method.values())
 
 
 @pytest.mark.parametrize("setting", ["smooth", "narrow"])
 def test_counting_both_ends_is_the_larger_error(document: dict[str, Any], setting: str) -> None:
-    found = {name: e["largest_error"] for name, e in entries(document, setting).items()}
-    wrong = found.pop(methods.BOTH_ENDS)
+    errors = {name: e["largest_error"] for name, e in entries(document, setting).items()}
+    wrong = errors.pop(methods.BOTH_ENDS)
     assert wrong > 1e-3
-    assert max(found.values()) < 1e-6  # of the quadrature that scipy stops at 1.5e-8
-    assert found[methods.OURS] <= 1e-9
+    assert max(errors.values()) < 1e-6  # of the quadrature that scipy stops at 1.5e-8
+    assert errors[methods.OURS] <= 1e-9
 
 
 def test_ours_is_within_its_tolerance_and_names_its_nodes(document: dict[str, Any]) -> None:
@@ -129,9 +129,9 @@ def test_methods_compute_the_expectation(method: methods.Method) -> None:
     points = torch.cartesian_prod(*(low[i] + (high[i] - low[i]) * side for i in (0, 1)))
     cell = float((high - low).prod()) / len(points)
     wanted = (problem.density.prob(points).unsqueeze(-1) * problem.basis(points)).sum(0) * cell
-    found = method.call(problem)
-    assert found.shape == (1, len(problem.basis))
-    torch.testing.assert_close(found[0], wanted, rtol=2e-6, atol=1e-6)
+    values = method.call(problem)
+    assert values.shape == (1, len(problem.basis))
+    torch.testing.assert_close(values[0], wanted, rtol=2e-6, atol=1e-6)
 
 
 def replace_functions(problem: methods.Problem) -> methods.Problem:
@@ -207,10 +207,10 @@ def test_progress_reaches_one_and_threads_are_given_back() -> None:
 def test_without_scipy_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setitem(sys.modules, "scipy.integrate", None)
-    found = integrals.run(replace(TINY, settings=(SMOOTH,))).as_json()["results"]
+    results = integrals.run(replace(TINY, settings=(SMOOTH,))).as_json()["results"]
     missing = 'ModuleNotFoundError: scipy is missing; pip install -c constraints.txt ".[papers]"'
-    assert [e["error"] for e in found] == [missing] * 2 + [""] * 4
-    assert [e["largest_error"] is None for e in found] == [True] * 2 + [False] * 4
+    assert [e["error"] for e in results] == [missing] * 2 + [""] * 4
+    assert [e["largest_error"] is None for e in results] == [True] * 2 + [False] * 4
 
 
 def test_a_sweep_refuses_nothing_to_do() -> None:

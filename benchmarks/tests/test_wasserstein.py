@@ -27,10 +27,10 @@ def document() -> dict[str, Any]:
 
 
 def test_every_method_finds_the_same_distance(document: dict[str, Any]) -> None:
-    found = {(e["case"], e["n"], e["batch"]) for e in document["results"]}
+    cases = {(e["case"], e["n"], e["batch"]) for e in document["results"]}
     lines = {(f"line, {kind}", n, 1) for kind in ("even weights", "weights") for n in (5, 9)}
     planes = {("assignment", 4, 1), ("assignment", 6, 1), ("bounds", 7, 1)}
-    assert found == lines | planes | {("batch, line", 4, 3), ("batch, assignment", 4, 3)}
+    assert cases == lines | planes | {("batch, line", 4, 3), ("batch, assignment", 4, 3)}
     for entry in document["results"]:
         assert entry["error"] == ""
         assert entry["seconds"] > 0
@@ -42,14 +42,16 @@ def test_every_method_finds_the_same_distance(document: dict[str, Any]) -> None:
 
 def test_a_method_that_is_wrong_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        wasserstein, "_pot", lambda mu, nu: wasserstein.Found(1.01 * wasserstein._ours(mu, nu)[0])
+        wasserstein,
+        "_pot",
+        lambda mu, nu: wasserstein.Distance(1.01 * wasserstein._ours(mu, nu)[0]),
     )
     results = wasserstein.run(replace(TINY, line=(5,), plane=())).results
     assert all(abs(e["off"] - 0.01) < 1e-9 for e in results if e["method"] == wasserstein.POT)
 
 
 def test_a_method_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(mu: object, nu: object) -> wasserstein.Found:
+    def missing(mu: object, nu: object) -> wasserstein.Distance:
         raise ImportError("no POT here")
 
     monkeypatch.setattr(wasserstein, "_pot", missing)

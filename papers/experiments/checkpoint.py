@@ -88,11 +88,11 @@ class Checkpoints:
 
     def _others(self, known: bool) -> list[Path]:
         """known: there was a config.json, which speaks for those that do not say themselves."""
-        own, aside = _mark(self.config), []
+        mark, aside = _mark(self.config), []
         for stem in self._stems():
-            found = _read(stem)
-            stated = None if found is None else found.config
-            if found is not None and stated != own and not (stated is None and known):
+            state = _read(stem)
+            stated = None if state is None else state.config
+            if state is not None and stated != mark and not (stated is None and known):
                 aside += _set_aside(stem, "other")
         return aside
 
@@ -114,9 +114,9 @@ class Checkpoints:
         """The newest that is whole, and those that were damaged and set aside."""
         aside: list[Path] = []
         for stem in reversed(self._stems()):
-            found = _read(stem)
-            if found is not None:
-                return found, aside
+            state = _read(stem)
+            if state is not None:
+                return state, aside
             aside += _set_aside(stem, "damaged")
         return None, aside
 
@@ -168,9 +168,9 @@ def _said(part: Any) -> Any:
 
 
 def _digest(content: bytes, facts: dict[str, Any]) -> str:
-    made = hashlib.sha256(content)
-    made.update(json.dumps(facts, sort_keys=True).encode())
-    return made.hexdigest()
+    digest = hashlib.sha256(content)
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def differences(known: Any, wanted: Any, path: str = "") -> list[str]:
@@ -190,11 +190,11 @@ def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / METRICS
     for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
-            found = json.loads(line)
+            entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict) and _is_number(found.get("step"), found.get("loss")):
-            yield found
+        if isinstance(entry, dict) and _is_number(entry.get("step"), entry.get("loss")):
+            yield entry
 
 
 def _is_number(*values: object) -> bool:
@@ -206,8 +206,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     state = optimizer.state_dict()["state"]
     return {
         f"{number}.{name}": torch.as_tensor(value)
-        for number, own in state.items()
-        for name, value in own.items()
+        for number, values in state.items()
+        for name, value in values.items()
     }
 
 

@@ -114,14 +114,14 @@ def vit(
         from papers.experiments.vit import presets
         from papers.experiments.vit.tables import listings
 
-        own = _one_of(presets.PRESETS, preset, "--preset")
-        queue = _Queue(out, own.threads, again=not resume)
-        names = _sets(sets, own.epochs, preset)
+        chosen = _one_of(presets.PRESETS, preset, "--preset")
+        queue = _Queue(out, chosen.threads, again=not resume)
+        names = _sets(sets, chosen.epochs, preset)
         _check_tables(tables, attention, seeds, resume)
         if not tables:
-            asked = _parts(attention, "--attention") or own.attentions
+            asked = _parts(attention, "--attention") or chosen.attentions
             for loaded in [presets.load(name, _folder(data)) for name in names]:
-                jobs = presets.jobs(preset, loaded, asked, seeds or own.seeds)
+                jobs = presets.jobs(preset, loaded, asked, seeds or chosen.seeds)
                 queue.work(jobs, first_steps, partial(presets.study, data=loaded), loaded)
         queue.show(presets.STUDY, of_first(preset, first_steps), names if sets else [], listings)
 
@@ -153,17 +153,17 @@ def vqa(
         from papers.experiments.vqa import presets
         from papers.experiments.vqa.tables import listings
 
-        own = _one_of(presets.PRESETS, preset, "--preset")
-        queue = _Queue(out, own.threads, again=not resume)
-        names = _sets(sets, own.courses, preset)
+        chosen = _one_of(presets.PRESETS, preset, "--preset")
+        queue = _Queue(out, chosen.threads, again=not resume)
+        names = _sets(sets, chosen.courses, preset)
         _check_tables(tables, attention, seeds, resume)
         if not tables:
             asked = _parts(attention, "--attention")
             with queue.errors.status(f"loading {', '.join(names)}"):
                 every = [presets.load(name, _folder(data), out / "features") for name in names]
             for loaded in every:
-                wanted = asked or own.courses[loaded.name].attentions()
-                jobs = presets.jobs(preset, loaded, wanted, seeds or own.seeds)
+                wanted = asked or chosen.courses[loaded.name].attentions()
+                jobs = presets.jobs(preset, loaded, wanted, seeds or chosen.seeds)
                 queue.work(jobs, first_steps, partial(presets.study, data=loaded), loaded)
         queue.show(presets.STUDY, of_first(preset, first_steps), names if sets else [], listings)
 
@@ -196,8 +196,8 @@ def page(
         make_folder(out.parent)
         loaded = cache(lambda name: load(name, _folder(data), results / "features"))
         with Console(stderr=True).status("writing the page and drawing its pictures"):
-            made = publish(results, out, figures, loaded, partial(typer.echo, err=True))
-        typer.echo("\n".join(str(path) for path in made))
+            paths = publish(results, out, figures, loaded, partial(typer.echo, err=True))
+        typer.echo("\n".join(str(path) for path in paths))
 
 
 class _Queue:
@@ -257,8 +257,8 @@ class _Queue:
                     self.failed.append(f"{job.name}: {problem}")
                     self.say(self.failed[-1])
                     continue
-            found = document["scores"].items()
-            scores = ", ".join(f"{name} {100 * value:.2f} %" for name, value in found)
+            pairs = document["scores"].items()
+            scores = ", ".join(f"{name} {100 * value:.2f} %" for name, value in pairs)
             self.say(f"{job.name}: {scores} ({document['cost']['seconds']:.0f} s)")
 
     def show(

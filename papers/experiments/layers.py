@@ -59,6 +59,6 @@ class Attending(nn.Module):
         """ignored: bool (batch, token), True where there is nothing."""
         seen = self.norm(x)
         keys = seen if tokens is None else tokens
-        found = self.heads(seen, keys, keys, key_padding_mask=ignored, need_weights=False)[0]
-        output: Tensor = x + self.dropout(found)
+        context = self.heads(seen, keys, keys, key_padding_mask=ignored, need_weights=False)[0]
+        output: Tensor = x + self.dropout(context)
         return output

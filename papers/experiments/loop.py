@@ -213,15 +213,15 @@ class _Run:
     def begin(self, resume: bool) -> None:
         with self.accelerator.main_process_first():  # it sets damaged checkpoints aside
             others = self.checkpoints.open(resume) if self.accelerator.is_main_process else []
-            found, aside = self.checkpoints.newest() if resume else (None, [])
+            state, aside = self.checkpoints.newest() if resume else (None, [])
         for path in others:
             self._tell(f"{path.name} is of other settings, or does not say of which: not used")
         for name in dict.fromkeys(path.name.split(".")[0] for path in aside):
             self._tell(f"{name} does not match its checksum: set aside")
-        if found is None and (others or aside):
+        if state is None and (others or aside):
             self._tell("beginning anew")
-        if found is not None:
-            self._restore(found)
+        if state is not None:
+            self._restore(state)
             self._tell(f"going on at step {self.step} of {self.training.steps}")
         self._check_together()
         self._write_metrics()  # steps after the checkpoint are made again
@@ -229,8 +229,8 @@ class _Run:
 
     def _check_together(self) -> None:
         """Machines with folders of their own would train different networks as if they were one."""
-        own = torch.tensor([self.step], device=self.accelerator.device)
-        steps = sorted(set(self.accelerator.gather(own).tolist()))
+        step = torch.tensor([self.step], device=self.accelerator.device)
+        steps = sorted(set(self.accelerator.gather(step).tolist()))
         if len(steps) > 1:
             told = ", ".join(map(str, steps))
             raise ValueError(
@@ -239,8 +239,10 @@ class _Run:
             )
 
     def _restore(self, state: State) -> None:
-        own = {k.removeprefix("model."): v for k, v in state.tensors.items() if k[:6] == "model."}
-        self.bare.load_state_dict(own)
+        weights = {
+            k.removeprefix("model."): v for k, v in state.tensors.items() if k[:6] == "model."
+        }
+        self.bare.load_state_dict(weights)
         rest = {k.removeprefix("adam."): v for k, v in state.tensors.items() if k[:5] == "adam."}
         restore_optimizer(self.optimizer.optimizer, rest)
         self.step, facts = state.step, state.facts

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from fenchel.lens.launcher import check_environment, rank, world_size
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 class Busy(RuntimeError):
@@ -30,10 +30,10 @@ def accelerator(precision: str) -> Any:
     kept = AcceleratorState._shared_state  # of the run before: another precision would be refused
     if kept and AcceleratorState().mixed_precision != precision:
         AcceleratorState._reset_state()
-    made = Accelerator(mixed_precision=precision)
-    if precision == "fp16" and made.scaler is None:  # accelerate would train in float32
-        raise ValueError(f"fp16 needs a GPU, here is {made.device}; take bf16 or no")
-    return made
+    result = Accelerator(mixed_precision=precision)
+    if precision == "fp16" and result.scaler is None:  # accelerate would train in float32
+        raise ValueError(f"fp16 needs a GPU, here is {result.device}; take bf16 or no")
+    return result
 
 
 def processes() -> Any:
@@ -94,12 +94,12 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def agreed(found: Found) -> Found:
+def agreed(value: Value) -> Value:
     """What the main process found, told to all of a run's processes: they must do the same."""
     if world_size() < 2:
-        return found
+        return value
     from accelerate.utils import broadcast_object_list
 
     processes()
-    told: Found = broadcast_object_list([found])[0]
+    told: Value = broadcast_object_list([value])[0]
     return told

@@ -61,10 +61,10 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """As JSON gives them back."""
-        own: dict[str, Any] = {"study": self.study, "preset": self.preset, "data": self.data}
-        own |= {"variant": self.variant, **self.config, "training": asdict(self.training)}
-        found: dict[str, Any] = json.loads(json.dumps(own))
-        return found
+        settings: dict[str, Any] = {"study": self.study, "preset": self.preset, "data": self.data}
+        settings |= {"variant": self.variant, **self.config, "training": asdict(self.training)}
+        plain: dict[str, Any] = json.loads(json.dumps(settings))
+        return plain
 
     def file(self, out: Path) -> Path:
         """Of its result; its checkpoints lie in a folder of that name, without the ending."""
@@ -131,11 +131,11 @@ def _whole(path: Path) -> dict[str, Any]:
 
 def _lacking(document: dict[str, Any], part: str, names: tuple[str, ...]) -> list[str]:
     """Of a part such as settings.size, which is in the document."""
-    found: Any = document
+    value: Any = document
     for name in part.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    none = not isinstance(found, dict)
-    return [f"{part}.{name}" for name in names if none or name not in found]
+        value = value.get(name) if isinstance(value, dict) else None
+    none = not isinstance(value, dict)
+    return [f"{part}.{name}" for name in names if none or name not in value]
 
 
 def carry_out(

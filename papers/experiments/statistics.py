@@ -49,7 +49,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), half, count)
 
 
-def paired(own: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
+def paired(scores: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
     """own − base over the seeds that both have; None where there is none."""
-    seeds = sorted(own.keys() & base.keys())
-    return estimate([own[seed] - base[seed] for seed in seeds]) if seeds else None
+    seeds = sorted(scores.keys() & base.keys())
+    return estimate([scores[seed] - base[seed] for seed in seeds]) if seeds else None

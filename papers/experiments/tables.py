@@ -22,16 +22,16 @@ def read_results(folder: Path) -> list[Document]:
     A file of another name or of another folder than its settings say is refused; so are runs of one
     data set whose settings differ in more than rows and seeds of a table do.
     """
-    found = {path: read_result(path) for path in sorted(folder.glob("*/*.json"))}
-    for path, document in found.items():
+    documents = {path: read_result(path) for path in sorted(folder.glob("*/*.json"))}
+    for path, document in documents.items():
         _check_place(path, document["settings"])
     first: dict[tuple[str, ...], Path] = {}
-    for path, document in found.items():
+    for path, document in documents.items():
         settings = document["settings"]
-        _check_alike(first.setdefault((settings["data"],), path), path, found)
+        _check_alike(first.setdefault((settings["data"],), path), path, documents)
         same = first.setdefault((settings["data"], settings["variant"]), path)
-        _check_rate(same, path, found)
-    return list(found.values())
+        _check_rate(same, path, documents)
+    return list(documents.values())
 
 
 def _check_place(path: Path, settings: Document) -> None:
@@ -44,9 +44,9 @@ def _check_place(path: Path, settings: Document) -> None:
         )
 
 
-def _check_alike(first: Path, second: Path, found: dict[Path, Document]) -> None:
+def _check_alike(first: Path, second: Path, documents: dict[Path, Document]) -> None:
     """Their settings, without what makes a row or a seed."""
-    one, other = (_common(found[path]["settings"]) for path in (first, second))
+    one, other = (_common(documents[path]["settings"]) for path in (first, second))
     _refuse(first, second, differences(one, other))
 
 
@@ -56,9 +56,9 @@ def _common(settings: Document) -> Document:
     return {k: v for k, v in settings.items() if k not in rows} | {"training": training}
 
 
-def _check_rate(first: Path, second: Path, found: dict[Path, Document]) -> None:
+def _check_rate(first: Path, second: Path, documents: dict[Path, Document]) -> None:
     """Of one row: what `_check_alike` leaves out must agree but for the seed."""
-    one, other = (_row(found[path]["settings"]) for path in (first, second))
+    one, other = (_row(documents[path]["settings"]) for path in (first, second))
     _refuse(first, second, differences(one, other))
 
 
@@ -78,17 +78,17 @@ def by_seed(
     documents: Iterable[Document], score: Callable[[Document], float | None], **wanted: Any
 ) -> dict[int, float]:
     """The score of each seed, of runs whose settings are as wanted; two of one seed are refused."""
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for document in documents:
         settings = document["settings"]
         if all(settings[name] == value for name, value in wanted.items()):
             value = score(document)
             seed = int(settings["training"]["seed"])
-            if seed in found:
+            if seed in values:
                 raise ValueError(f"two runs of seed {seed} with {wanted}: remove one of them")
             if value is not None:
-                found[seed] = value
-    return found
+                values[seed] = value
+    return values
 
 
 def over_seeds(documents: Iterable[Document]) -> str:
@@ -109,18 +109,18 @@ def cell(values: dict[int, float], percent: bool = True) -> str:
     return estimate(list(values.values())).text(percent) if values else NOTHING
 
 
-def difference(found: Estimate | None) -> str:
+def difference(gain: Estimate | None) -> str:
     """In points; a star where the interval, of three seeds or more, leaves zero out."""
-    if found is None:
+    if gain is None:
         return NOTHING
-    sign = "+" if found.mean >= 0 else "−"
-    spread = "" if found.half is None else f" ± {100 * found.half:.2f}"
-    star = " *" if found.shows else ""
-    return f"{sign}{100 * abs(found.mean):.2f}{spread}{star}"
+    sign = "+" if gain.mean >= 0 else "−"
+    spread = "" if gain.half is None else f" ± {100 * gain.half:.2f}"
+    star = " *" if gain.shows else ""
+    return f"{sign}{100 * abs(gain.mean):.2f}{spread}{star}"
 
 
-def against(own: dict[int, float], base: dict[int, float]) -> str:
-    return difference(paired(own, base))
+def against(scores: dict[int, float], base: dict[int, float]) -> str:
+    return difference(paired(scores, base))
 
 
 def cost(documents: Sequence[Document], title: str, names: dict[str, str]) -> Listing:
@@ -156,12 +156,12 @@ def _costs(documents: Sequence[Document]) -> tuple[str, ...]:
 
 def _same(documents: Sequence[Document], name: str) -> float:
     """What runs that differ in their seed alone have in common; a mean where they stop early."""
-    found = [float(document["cost"][name]) for document in documents]
+    costs = [float(document["cost"][name]) for document in documents]
     settings = documents[0]["settings"]
-    if len(set(found)) > 1 and settings["training"].get("patience") is None:
-        told = ", ".join(f"{value:g}" for value in sorted(set(found)))
+    if len(set(costs)) > 1 and settings["training"].get("patience") is None:
+        told = ", ".join(f"{value:g}" for value in sorted(set(costs)))
         raise ValueError(
             f"runs of {settings['variant']} on {settings['data']} have different {name}: {told}; "
             "make them again with one version"
         )
-    return estimate(found).mean
+    return estimate(costs).mean

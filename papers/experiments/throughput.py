@@ -68,40 +68,40 @@ class Report:
 
 def run(sweep: Sweep, advance: Advance = lambda what, share: None) -> Report:
     """Measure all of it. advance: (what is measured, share of the whole that was just done)."""
-    made, results = cases(sweep), []
+    all_cases, results = cases(sweep), []
     with machine.one_thread():
-        for case in made:
-            results += _times(case, sweep, part(advance, case.name, 1 / len(made)))
+        for case in all_cases:
+            results += _times(case, sweep, part(advance, case.name, 1 / len(all_cases)))
     return Report(sweep, tuple(results))
 
 
 def cases(sweep: Sweep) -> list[Case]:
     """The networks of the presets on inputs of their data's shapes."""
     small, large = sweep.batches
-    made = [
+    all_cases = [
         _vit("ViT, small", "cpu", (1, 28), small, sweep.seed),
         _vqa("VQA, 8 x 8 cells", "cpu", "shapes", (8, 8, 48), small, sweep.seed),
         _vqa("VQA, 14 x 14 cells", "cpu", "daquar", (14, 14, 96), small, sweep.seed),
     ]
     if sweep.papers:
         grid = (14, 14, 2048)
-        made.append(_vit("ViT, the paper's", "paper", (3, 32), large, sweep.seed))
-        made.append(_vqa("VQA, the thesis'", "paper", "vqa-v2", grid, large, sweep.seed))
-    return made
+        all_cases.append(_vit("ViT, the paper's", "paper", (3, 32), large, sweep.seed))
+        all_cases.append(_vqa("VQA, the thesis'", "paper", "vqa-v2", grid, large, sweep.seed))
+    return all_cases
 
 
 def _vit(name: str, preset: str, shape: tuple[int, int], batch: int, seed: int) -> Case:
     """shape: channels and side of an image."""
-    own, (channels, side) = vit.PRESETS[preset], shape
+    settings, (channels, side) = vit.PRESETS[preset], shape
     generator = torch.Generator().manual_seed(seed)
     size = (2 * batch, channels, side, side)
     images = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
     split = Split(images, torch.zeros(2 * batch, dtype=torch.int64))
     data = ImageData("random", split, split.first(2), 10)
     studies: dict[str, Study] = {
-        _BASELINE: VitStudy(data, own.size, _BASELINE),
-        "transport": VitStudy(data, own.size, "transport", sharing=vit.SHARING),
-        "entmax": VitStudy(data, own.size, "entmax"),
+        _BASELINE: VitStudy(data, settings.size, _BASELINE),
+        "transport": VitStudy(data, settings.size, "transport", sharing=vit.SHARING),
+        "entmax": VitStudy(data, settings.size, "entmax"),
     }
     return Case(name, batch, studies)
 
@@ -128,12 +128,12 @@ class _Cells:
 def _vqa(
     name: str, preset: str, course: str, grid: tuple[int, int, int], batch: int, seed: int
 ) -> Case:
-    own = vqa.PRESETS[preset].courses[course]
-    count, pictures = 2 * batch, -(-2 * batch // own.together)
+    settings = vqa.PRESETS[preset].courses[course]
+    count, pictures = 2 * batch, -(-2 * batch // settings.together)
     generator = torch.Generator().manual_seed(seed)
     split = QuestionSplit(
         _Cells(torch.randn(pictures, *grid, generator=generator)),
-        torch.arange(count) // own.together,
+        torch.arange(count) // settings.together,
         torch.randint(1, _WORDS, (count, _LONGEST), generator=generator),
         torch.randint(0, _ANSWERS, (count, 1), generator=generator),
         torch.ones(count, 1),
@@ -142,10 +142,12 @@ def _vqa(
     answers = [str(number) for number in range(_ANSWERS)]
     words = ["", *(str(number) for number in range(1, _WORDS))]
     data = QuestionData("random", split, split.first(2), words, answers)
-    many, _ = own.functions
+    many, _ = settings.functions
     names = (_BASELINE, f"continuous-softmax-{many}", f"continuous-sparsemax-{many}")
-    made = partial(VqaStudy, data, own.size, together=own.together, several=own.several)
-    studies: dict[str, Study] = {each: made(each) for each in (*names, f"2-mca-{many}")}
+    build = partial(
+        VqaStudy, data, settings.size, together=settings.together, several=settings.several
+    )
+    studies: dict[str, Study] = {each: build(each) for each in (*names, f"2-mca-{many}")}
     return Case(name, batch, studies)
 
 
@@ -162,8 +164,8 @@ def _times(case: Case, sweep: Sweep, advance: Callable[[float], object]) -> list
     ]
     samples = interleave([make for _, _, make in kinds], sweep.rounds, advance, time.process_time)
     taken: dict[str, list[tuple[float, Samples]]] = {attention: [] for attention in case.studies}
-    for (attention, share, _), own in zip(kinds, samples, strict=True):
-        taken[attention].append((share, own))
+    for (attention, share, _), samples_of_part in zip(kinds, samples, strict=True):
+        taken[attention].append((share, samples_of_part))
     return [_entry(case, attention, parts) for attention, parts in taken.items()]
 
 
@@ -181,14 +183,14 @@ def _step(study: Study, batch: Batch, seed: int) -> Thunk:
 
 
 def _entry(case: Case, attention: str, parts: list[tuple[float, Samples]]) -> Entry:
-    error = next((own.error for _, own in parts if own.error), "")
-    mean = None if error else sum(share * median(own.seconds) for share, own in parts)
+    error = next((samples.error for _, samples in parts if samples.error), "")
+    mean = None if error else sum(share * median(samples.seconds) for share, samples in parts)
     return {
         "case": case.name,
         "batch": case.batch,
         "attention": attention,
         "seconds": mean,
-        "rounds": min(len(own.seconds) for _, own in parts),
+        "rounds": min(len(samples.seconds) for _, samples in parts),
         "error": error,
     }
 

@@ -66,8 +66,8 @@ def _kept(path: Path, settings: dict[str, int]) -> dict[str, Any]:
     """What an earlier run with the same settings left."""
     if path.exists():
         try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            whole = {"settings", "bounds", "printed"} <= found.keys()
+            document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            whole = {"settings", "bounds", "printed"} <= document.keys()
         except (ValueError, AttributeError):  # cut short, or not ours
             whole = False
         if not whole:
@@ -75,13 +75,13 @@ def _kept(path: Path, settings: dict[str, int]) -> dict[str, Any]:
                 f"{path} is damaged; move it away, and what it held is run again",
                 param_hint="--out",
             )
-        if found["settings"] != settings:
+        if document["settings"] != settings:
             raise typer.BadParameter(
-                f"{path} holds a run with other settings, {found['settings']}; give them, or "
+                f"{path} holds a run with other settings, {document['settings']}; give them, or "
                 "another folder",
                 param_hint="--out",
             )
-        return found
+        return document
     return {"settings": settings, "bounds": [], "printed": []}
 
 
@@ -97,10 +97,10 @@ def _printed(seed: int) -> list[dict[str, Any]]:
 
     from papers.claims.theory import printed
 
-    found = printed.refute(generator=torch.Generator().manual_seed(seed))
+    refutations = printed.refute(generator=torch.Generator().manual_seed(seed))
     return [
         {"result": name, "where": words, "ratio": one.ratio, "trials": one.trials}
-        for name, (words, one) in found.items()
+        for name, (words, one) in refutations.items()
     ]
 
 

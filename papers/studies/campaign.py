@@ -284,10 +284,10 @@ def stand(
     each = max(600, trials // 100) if each is None else each
     draw, ratios, done = Draw(seed), list[float](), 0
     while done < trials:
-        found = attack(make(draw), min(each, trials - done), generator=draw.generator)
-        done += found.trials
-        tell(found.trials)
-        ratios.append(found.ratio)
+        outcome = attack(make(draw), min(each, trials - done), generator=draw.generator)
+        done += outcome.trials
+        tell(outcome.trials)
+        ratios.append(outcome.ratio)
     sizes = torch.tensor(ratios, dtype=torch.float64)
     exceeded = sum(ratio > 1 + 1e-9 for ratio in ratios)
     name = make.__name__.replace("_", " ")

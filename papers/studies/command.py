@@ -57,11 +57,11 @@ def study_robustness(
     with _working() as advance:
         texts = lens.sentences(text, count)
         loaded = lens.load(model)
-        found = studies.robustness(
+        report = studies.robustness(
             *loaded, texts, layer=layer, draws=draws, seed=seed, advance=advance
         )
     settings = {"model": Path(model).name, "text": text.name, "seed": seed}
-    _told({**found.as_json(), **settings}, out)
+    _told({**report.as_json(), **settings}, out)
 
 
 @commands.command("depth", epilog=f"Example: {_DEPTH}")
@@ -134,8 +134,8 @@ def study_negation(
     with _working() as advance:
         facts = studies.read_facts(studies.negation_folder(data))
         cases = studies.drawn_cases(facts, pairs, seed)
-        found = studies.negation(*lens.load(model), cases, advance=advance)
-    _told({**found.as_json(), "model": Path(model).name, "seed": seed}, out)
+        report = studies.negation(*lens.load(model), cases, advance=advance)
+    _told({**report.as_json(), "model": Path(model).name, "seed": seed}, out)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class Depth:
 
         alike: spread / size, which no rescaling of all tokens changes.
         """
-        made: dict[str, Any] = {"name": self.name, "pairs": len(self.distance), "layers": []}
+        document: dict[str, Any] = {"name": self.name, "pairs": len(self.distance), "layers": []}
         for layer in range(self.distance.shape[1]):
             entry = {
                 "layer": layer,
@@ -69,10 +69,10 @@ class Depth:
             }
             if self.bound is not None:
                 entry["bound"] = ratio_interval(self.bound[:, layer] / self.distance[:, 0])
-            made["layers"].append(entry)
+            document["layers"].append(entry)
         if self.bound is not None:
-            made["exceeded"] = self.exceeded
-        return made
+            document["exceeded"] = self.exceeded
+        return document
 
     def _relative(self, layer: int) -> Tensor:
         """W1 in units of the spread; NaN where that is rounding. (pair)"""

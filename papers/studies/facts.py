@@ -84,9 +84,9 @@ def negation_folder(given: Path | None = None) -> Path:
 
 def read_facts(folder: Path) -> list[Fact]:
     """All facts, each once, but those whose negation is the sentence itself (relation P159)."""
-    found = [fact for path in sorted(folder.glob("lama/*.jsonl")) for fact in _lama(path)]
-    found += [fact for path in sorted(folder.glob("neg-nli/*.tsv")) for fact in _inference(path)]
-    kept = dict.fromkeys(fact for fact in found if fact.sentence != fact.negation)
+    facts = [fact for path in sorted(folder.glob("lama/*.jsonl")) for fact in _lama(path)]
+    facts += [fact for path in sorted(folder.glob("neg-nli/*.tsv")) for fact in _inference(path)]
+    kept = dict.fromkeys(fact for fact in facts if fact.sentence != fact.negation)
     if not kept:
         raise ValueError(f"{folder} holds no sentence with a negation that differs from it")
     return list(kept)
@@ -133,12 +133,12 @@ def _sentence(path: Path, plain: str, negated: str) -> Fact:
 def drawn_cases(facts: Sequence[Fact], pairs: int, seed: int = 0) -> list[Case]:
     """At most `pairs` of each source, drawn at random, with their controls."""
     chance = np.random.default_rng(seed)
-    made = []
+    cases = []
     for source in dict.fromkeys(fact.source for fact in facts):
-        own = [fact for fact in facts if fact.source == source]
-        chosen = sorted(chance.permutation(len(own))[:pairs].tolist())
-        made += [_case(own[i], facts, chance) for i in chosen]
-    return made
+        of_source = [fact for fact in facts if fact.source == source]
+        chosen = sorted(chance.permutation(len(of_source))[:pairs].tolist())
+        cases += [_case(of_source[i], facts, chance) for i in chosen]
+    return cases
 
 
 def _case(fact: Fact, facts: Sequence[Fact], chance: np.random.Generator) -> Case:
@@ -147,8 +147,8 @@ def _case(fact: Fact, facts: Sequence[Fact], chance: np.random.Generator) -> Cas
         put = fact.with_word(word)
         if put is not None:
             others[word] = put
-    own = (fact.source, fact.relation)
-    same = [other for other in facts if (other.source, other.relation) == own]
+    group = (fact.source, fact.relation)
+    same = [other for other in facts if (other.source, other.relation) == group]
     for name, among, wanted in (("same_relation", same, True), ("other_relation", facts, False)):
         other = _another(fact, among, wanted, chance)
         if other is not None:

@@ -51,7 +51,7 @@ def clouds(model: Any, tokenizer: Any, texts: Sequence[str]) -> list[Cloud]:
     find_attentions(model, "encoder")  # refuses what has none
     inputs = encode(tokenizer, texts, model=model)
     batch = Batch.of(model, inputs, "encoder")
-    made: list[Cloud | None] = [None] * len(texts)
+    by_place: list[Cloud | None] = [None] * len(texts)
     with evaluating(model), torch.no_grad():
         for places, part in batch.groups(_ROOM):
             body = model.get_encoder() if part.encoder_only else model.base_model
@@ -59,10 +59,10 @@ def clouds(model: Any, tokenizer: Any, texts: Sequence[str]) -> list[Cloud]:
             words = _words(tokenizer, part.first["input_ids"])
             for row, place in enumerate(places.tolist()):
                 real = part.real[row]
-                made[place] = Cloud(states[:, row, real].double(), words[row, real])
-    found = [one for one in made if one is not None]
-    _check_words(found, texts)
-    return found
+                by_place[place] = Cloud(states[:, row, real].double(), words[row, real])
+    clouds = [one for one in by_place if one is not None]
+    _check_words(clouds, texts)
+    return clouds
 
 
 def apart(one: Tensor, other: Tensor) -> Tensor:
@@ -73,14 +73,14 @@ def apart(one: Tensor, other: Tensor) -> Tensor:
 def spread(points: Tensor) -> Tensor:
     """The mean distance of the points to their mean; zero for a Dirac. (..., n, d) -> (...)"""
     about = points - points.mean(-2, keepdim=True)
-    found: Tensor = about.norm(dim=-1).mean(-1)
-    return found
+    length: Tensor = about.norm(dim=-1).mean(-1)
+    return length
 
 
 def size(points: Tensor) -> Tensor:
     """The mean length of the points. (..., n, d) -> (...)"""
-    found: Tensor = points.norm(dim=-1).mean(-1)
-    return found
+    length: Tensor = points.norm(dim=-1).mean(-1)
+    return length
 
 
 def _words(tokenizer: Any, ids: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def _words(tokenizer: Any, ids: Tensor) -> Tensor:
     return ~torch.isin(ids, torch.tensor(sorted(around), device=ids.device, dtype=ids.dtype))
 
 
-def _check_words(found: list[Cloud], texts: Sequence[str]) -> None:
-    for one, text in zip(found, texts, strict=True):
+def _check_words(clouds: list[Cloud], texts: Sequence[str]) -> None:
+    for one, text in zip(clouds, texts, strict=True):
         if not bool(one.words.any()):
             raise ValueError(f"the tokenizer finds no word in {text!r}; leave it out")

@@ -85,14 +85,14 @@ class Negation:
         ]
         layers = []
         for layer in range(last + 1):
-            own = {name: x[which, layer] for name, x in self.words.items()}
+            distances = {name: x[which, layer] for name, x in self.words.items()}
             layers.append(
                 {
                     "layer": layer,
-                    "words": {name: interval(own[name]) for name in CONDITIONS},
-                    "ratio": _ratios(own, "not", relations),
-                    "ratio_never": ratio_interval(own["never"] / own["neutral"]),
-                    "ratio_hedged": ratio_interval(own["hedged"] / own["neutral"]),
+                    "words": {name: interval(distances[name]) for name in CONDITIONS},
+                    "ratio": _ratios(distances, "not", relations),
+                    "ratio_never": ratio_interval(distances["never"] / distances["neutral"]),
+                    "ratio_hedged": ratio_interval(distances["hedged"] / distances["neutral"]),
                 }
             )
         cosine = {name: x[which] for name, x in self.cosine.items()}
@@ -112,13 +112,13 @@ class Negation:
 
     def _everything(self) -> list[dict[str, Any]]:
         """All sources, [CLS] and [SEP] among the tokens."""
-        made = []
+        entries = []
         for layer in range(self.everything["negation"].shape[1]):
-            own = {name: x[:, layer] for name, x in self.everything.items()}
-            means = {name: interval(own[name]) for name in CONDITIONS}
-            ratio = ratio_interval(own["not"] / own["neutral"])
-            made.append({"layer": layer, "all": means, "ratio": ratio})
-        return made
+            distances = {name: x[:, layer] for name, x in self.everything.items()}
+            means = {name: interval(distances[name]) for name in CONDITIONS}
+            ratio = ratio_interval(distances["not"] / distances["neutral"])
+            entries.append({"layer": layer, "all": means, "ratio": ratio})
+        return entries
 
     def _word(self, word: str) -> dict[str, Any]:
         """One neutral word by itself, at the last layer."""
@@ -181,10 +181,10 @@ def _compared(case: Case, name: str, known: dict[str, Cloud]) -> Tensor:
 
 def _by_condition(table: Tensor) -> dict[str, Tensor]:
     """table (case, condition, ...)"""
-    found = dict(zip(_MEASURED, table.unbind(1), strict=True))
+    by_name = dict(zip(_MEASURED, table.unbind(1), strict=True))
     for name, words in (("neutral", NEUTRAL), ("hedged", HEDGES)):
-        found[name] = torch.stack([found[word] for word in words]).mean(0)
-    return found
+        by_name[name] = torch.stack([by_name[word] for word in words]).mean(0)
+    return by_name
 
 
 def _unequal(case: Case, known: dict[str, Cloud]) -> bool:

@@ -226,7 +226,7 @@ def _depth_of_model(ax: Axes, model: _Document) -> None:
 
 def _depth_listing(document: _Document) -> list[Listing]:
     header = ["layer", "W1", "W1 / spread", "W1, to layer 0", "spread, to layer 0"]
-    made = []
+    tables = []
     for part in [*([document["model"]] if document["model"] else []), *document["stacks"]]:
         certified = "bound" in part["layers"][0]
         rows = [
@@ -240,13 +240,13 @@ def _depth_listing(document: _Document) -> list[Listing]:
             ]
             for entry in part["layers"]
         ]
-        own = [*header, "bound"] if certified else header
-        made.append(Listing(f"{part['name']}, {part['pairs']} pairs", own, rows))
-    return made
+        columns = [*header, "bound"] if certified else header
+        tables.append(Listing(f"{part['name']}, {part['pairs']} pairs", columns, rows))
+    return tables
 
 
 def _depth_findings(document: _Document) -> list[str]:
-    made = []
+    sentences = []
     for stack in document["stacks"]:
         last = stack["layers"][-1]
         line = (
@@ -256,8 +256,8 @@ def _depth_findings(document: _Document) -> list[str]:
         )
         if "bound" in last:
             line += f", certified {_digits(last['bound']['mean'])}"
-        made.append(line)
-    return made
+        sentences.append(line)
+    return sentences
 
 
 # ---- negation

@@ -147,8 +147,8 @@ def robustness(
     for text in texts:
         heads = capture_head_inputs(model, encode(tokenizer, [text], model=model))[layer]
         always = hull(heads), log_on_ball(heads), log_here(heads)  # whatever the share
-        made = [_measured(heads, share, draws, generator, always) for share in SHARES]
-        rows.append(torch.stack(made, 1))  # (figure, share, head)
+        by_share = [_measured(heads, share, draws, generator, always) for share in SHARES]
+        rows.append(torch.stack(by_share, 1))  # (figure, share, head)
         spreads.append(spread(heads.values))
         queries += heads.queries.shape[1]
         if advance is not None:
@@ -222,15 +222,15 @@ def log_on_ball(heads: HeadInputs) -> Tensor:
     longest = torch.cat([heads.queries, heads.keys], 1).norm(dim=-1).amax(-1)
     steep = _lookup_slope(heads).log()
     dim = heads.keys.shape[-1]
-    found = []
+    logs = []
     for radius in longest.tolist():
         setting = Setting(Dot(heads.temperature), Ball(radius), dim)
         g = setting.potential_bounds()
         slope = g.log_key_slope + math.log(setting.diameter)
         top = max(slope, g.log_most)
         whole = top + math.log(math.exp(slope - top) + math.exp(g.log_most - top))
-        found.append(whole - g.log_least)
-    return steep + steep.new_tensor(found)
+        logs.append(whole - g.log_least)
+    return steep + steep.new_tensor(logs)
 
 
 def log_here(heads: HeadInputs) -> Tensor:
@@ -253,8 +253,8 @@ def log_here(heads: HeadInputs) -> Tensor:
 
 def _blocks(rows: Tensor, each: int) -> tuple[Tensor, ...]:
     """Rows (H, Q, n) cut along the queries, for work of `each` numbers for a head and query."""
-    found: tuple[Tensor, ...] = rows.split(max(1, _ROOM // (len(rows) * each)), 1)
-    return found
+    blocks: tuple[Tensor, ...] = rows.split(max(1, _ROOM // (len(rows) * each)), 1)
+    return blocks
 
 
 def _lookup_slope(heads: HeadInputs) -> Tensor:

@@ -81,8 +81,8 @@ def usual_layer(width: int, generator: torch.Generator) -> fm.TransformerKernel:
     outer = _normal(width, 4 * width, generator) / (2 * width**0.5)
 
     def feed_forward(x: Tensor) -> Tensor:
-        made: Tensor = (x @ inner.mT).relu() @ outer.mT
-        return made
+        output: Tensor = (x @ inner.mT).relu() @ outer.mT
+        return output
 
     def norm(x: Tensor) -> Tensor:
         return torch.nn.functional.layer_norm(x, (width,))

@@ -83,7 +83,7 @@ def test_a_sparse_language_model_keeps_up():
     assert max(found["entmax-1.5"][2:]) < 40
 
 
-def robust(*arguments):
+def assert_robust_inside_its_radii(*arguments):
     text = run("10_robust_classifier", *arguments)
     inside = number(r"at 0.99 of its radius: (\d+) answers changed", text)
     assert inside == 0
@@ -94,12 +94,12 @@ def robust(*arguments):
 
 
 def test_no_attack_changes_an_answer_inside_its_radius():
-    robust("--quick")
+    assert_robust_inside_its_radii("--quick")
 
 
 @pytest.mark.slow
 def test_attacks_change_answers_beyond_the_radius():
-    text, attacked, _, free = robust()
+    text, attacked, _, free = assert_robust_inside_its_radii()
     assert number(r"at 3.00 of its radius: (\d+) answers changed", text) > 50
     assert attacked[0] > 80
     assert free[0] > 80

@@ -52,7 +52,7 @@ def counts(text, kind, true):
     return list(zip(found[::2], found[1::2], strict=True))
 
 
-def check_counts(text):
+def assert_modes_are_counted(text):
     for true in (1, 2, 3, 4):
         price, _, aic, _ = counts(text, "clean", true)
         assert price == aic == (100, true)
@@ -65,15 +65,15 @@ def check_counts(text):
 
 
 def test_modes_are_counted_where_the_truth_is_known():
-    check_counts(run("08_counting_modes", "--quick"))
+    assert_modes_are_counted(run("08_counting_modes", "--quick"))
 
 
 @pytest.mark.slow
 def test_modes_are_counted_on_many_maps():
-    check_counts(run("08_counting_modes"))
+    assert_modes_are_counted(run("08_counting_modes"))
 
 
-def check_plan(text):
+def assert_plan_is_exact(text):
     assert number(r"weights up to (\S+);", text) < 1e-12
     assert number(r"gap (\S+)", text) < 1e-12
     before = number(r"(\S+) without evidence", text)
@@ -92,7 +92,7 @@ def test_a_sentence_moves_to_itself(tmp_path):
 def test_evidence_moves_shares(tmp_path):
     text = run("09_transport_sentences", "--model", tmp_path)
     assert "a random vector for each word takes its place" in text
-    check_plan(text)
+    assert_plan_is_exact(text)
 
 
 def test_a_word_that_is_not_there_is_refused(tmp_path, capsys):
@@ -108,10 +108,10 @@ def test_words_move_to_words_of_their_kind(minilm):
     for word, other in {"nurse": "doctor", "handed": "gave", "water": "drink"}.items():
         assert number(rf"\n{word} +{other} (\d+)%", text) > 50
     assert number(r"\npatient .* man (\d+)%", text) > 50
-    check_plan(text)
+    assert_plan_is_exact(text)
 
 
-def check_advantages(text, close):
+def assert_advantages_agree(text, close):
     assert number(r"found another way: (\S+)", text) < close
     assert number(r"add up to (\S+)", text) == 0
     assert number(r"; ([\d.]+)% of keys with positive advantage are outside", text) > 0
@@ -120,9 +120,9 @@ def check_advantages(text, close):
 def test_advantages_of_a_random_head(tmp_path):
     text = run("11_advantage", "--model", tmp_path)
     assert "a head with random scores and utilities takes its place" in text
-    check_advantages(text, close=1e-12)
+    assert_advantages_agree(text, close=1e-12)
 
 
 @pytest.mark.slow
 def test_advantages_of_a_head_of_minilm(minilm):
-    check_advantages(run("11_advantage", "--model", minilm), close=1e-4)
+    assert_advantages_agree(run("11_advantage", "--model", minilm), close=1e-4)

@@ -84,10 +84,10 @@ def inputs(name):
     ids = torch.randint(3, 60, (2, 7), generator=g)
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, 5:] = 0
-    made = {"input_ids": ids * mask, "attention_mask": mask}
+    arguments = {"input_ids": ids * mask, "attention_mask": mask}
     if name in ("t5", "bart"):
-        made["decoder_input_ids"] = torch.randint(3, 60, (2, 5), generator=g)
-    return made
+        arguments["decoder_input_ids"] = torch.randint(3, 60, (2, 5), generator=g)
+    return arguments
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -103,15 +103,15 @@ FRAMES = {  # special tokens around a text, as the tokenizers of these families 
 def tokenizer(name, **settings):
     """Of single letters with spaces between them: 0 pads, 1 begins, 2 ends, 3 is unknown."""
     vocabulary = {word: at for at, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *LETTERS])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = [("<s>", 1), ("</s>", 2)]
-    made.post_processor = processors.TemplateProcessing(
+    inner.post_processor = processors.TemplateProcessing(
         single=FRAMES[name], special_tokens=[one for one in special if one[0] in FRAMES[name]]
     )
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     given = {"model_input_names": ["input_ids", "attention_mask"], **names, **settings}
-    return hf.PreTrainedTokenizerFast(tokenizer_object=made, **given)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=inner, **given)
 
 
 def processor():

@@ -28,8 +28,8 @@ _T5_SIZES = {
 
 
 def _make(model, config, sizes, **more):
-    made = getattr(transformers, config)(**_NAMES, **sizes, **more)
-    return getattr(transformers, model)(made)
+    settings = getattr(transformers, config)(**_NAMES, **sizes, **more)
+    return getattr(transformers, model)(settings)
 
 
 BUILDERS = {
@@ -165,15 +165,15 @@ def read_by_hand(model, inputs, layer, sentence, head, query):
             n = len(states)
             first = body.block[0].layer[0].SelfAttention
             bias = first.compute_bias(n, n)[0, head, query][keep].numpy()
-            own, offset = 1.0, 0.0
+            scaling, offset = 1.0, 0.0
         else:
             attention = model.encoder.layer[layer].attention.self
             size = attention.attention_head_size
             asked, key = attention.query.weight, attention.key.weight
-            bias, own = np.zeros(int(keep.sum())), size**-0.5
+            bias, scaling = np.zeros(int(keep.sum())), size**-0.5
             offset = attention.query.bias[head * size : (head + 1) * size].numpy()
         rows = slice(head * size, (head + 1) * size)
         turned = asked[rows].numpy() @ states[query].numpy() + offset
-        evidence = own * np.sqrt(size) * key[rows].numpy().T @ turned
+        evidence = scaling * np.sqrt(size) * key[rows].numpy().T @ turned
         templates = states[keep].numpy() / np.sqrt(size)
     return (x.astype(np.float64) for x in (templates, bias, evidence))

@@ -21,14 +21,14 @@ MEASURES = ("multiplier", "mean", "mean_shift", "parameter")
 @pytest.mark.parametrize("name", ["bert", "t5"])
 def test_agrees_with_a_plain_method_query_by_query(name):
     model, inputs = model_of(name), inputs_of()
-    found = lens.deviation(model, inputs)
+    deviations = lens.deviation(model, inputs)
     chosen = np.random.default_rng(0)
     for _ in range(20):
         sentence = int(chosen.integers(3))
         query = int(chosen.integers([9, 6, 3][sentence]))
         layer, head = int(chosen.integers(2)), int(chosen.integers(4))
         expected = reference(*read_by_hand(model, inputs, layer, sentence, head, query))
-        ours = [float(getattr(found, m)[layer, sentence, head, query]) for m in MEASURES]
+        ours = [float(getattr(deviations, m)[layer, sentence, head, query]) for m in MEASURES]
         assert expected[0] > 1e-3  # something to measure
         np.testing.assert_allclose(ours, expected, rtol=1e-8, atol=1e-10)
 
@@ -44,18 +44,19 @@ def test_the_reference_is_optimal_and_notices_a_wrong_problem():
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_shapes_and_padding(name, kind):
     model, inputs = model_of(name), inputs_of(kind)
-    found = lens.deviation(model, inputs, attention=kind)
+    deviations = lens.deviation(model, inputs, attention=kind)
     lengths = [9, 6, 3] if kind == "encoder" else [7, 7, 4]
-    assert (found.layers, found.sentences, found.heads, found.queries) == (2, 3, 4, sum(lengths))
+    assert (deviations.layers, deviations.sentences, deviations.heads) == (2, 3, 4)
+    assert deviations.queries == sum(lengths)
     for measure in MEASURES:
-        values = getattr(found, measure)
+        values = getattr(deviations, measure)
         assert values.shape == (2, 3, 4, lengths[0])
         for sentence, length in enumerate(lengths):
             assert values[:, sentence, :, :length].isfinite().all()
             assert values[:, sentence, :, length:].isnan().all()
-    assert found.status == {"OK": 2 * 4 * sum(lengths)}
+    assert deviations.status == {"OK": 2 * 4 * sum(lengths)}
     if kind == "decoder":  # whose first word sees itself alone
-        assert found.multiplier[..., 0].nan_to_num().abs().max() <= 1e-12
+        assert deviations.multiplier[..., 0].nan_to_num().abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -79,11 +80,11 @@ def test_alone_or_in_a_batch(name, kind, monkeypatch):
 
 def test_left_padding_is_found_where_it_is():
     inputs = inputs_of(side="left")
-    found = lens.deviation(model_of("t5"), inputs)  # T5 knows distances only
+    deviations = lens.deviation(model_of("t5"), inputs)  # T5 knows distances only
     right = lens.deviation(model_of("t5"), inputs_of())
-    assert found.queries == right.queries
-    assert found.multiplier[:, 2, :, : TOKENS - 3].isnan().all()
-    assert found.multiplier[:, 2, :, TOKENS - 3 :].isfinite().all()
+    assert deviations.queries == right.queries
+    assert deviations.multiplier[:, 2, :, : TOKENS - 3].isnan().all()
+    assert deviations.multiplier[:, 2, :, TOKENS - 3 :].isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -94,9 +95,9 @@ def test_single_precision_says_the_same(name, kind):
     # over the shift the mean's deviation has the same numerator and a smaller denominator
     smaller = (double.mean_shift / double.mean).clamp_min(1)
     for measure in MEASURES:
-        found, exact = getattr(single, measure), getattr(double, measure)
-        assert torch.equal(found.isnan(), exact.isnan())
-        off = (found - exact).abs() / (smaller if measure == "mean_shift" else 1)
+        actual, exact = getattr(single, measure), getattr(double, measure)
+        assert torch.equal(actual.isnan(), exact.isnan())
+        off = (actual - exact).abs() / (smaller if measure == "mean_shift" else 1)
         assert float(off[~off.isnan()].max()) <= 1e-5, measure
 
 
@@ -116,9 +117,9 @@ def test_the_parameter_is_the_deviation_to_leading_order():
     for layer in model.encoder.layer:
         for parameter in layer.attention.self.query.parameters():
             parameter.data *= 1e-4
-    found = lens.deviation(model, inputs, scaling=1e-3)
-    words = ~found.multiplier.isnan()
-    assert (found.multiplier[words] / found.parameter[words] - 1).abs().max() <= 1e-3
+    deviations = lens.deviation(model, inputs, scaling=1e-3)
+    words = ~deviations.multiplier.isnan()
+    assert (deviations.multiplier[words] / deviations.parameter[words] - 1).abs().max() <= 1e-3
 
 
 def test_the_multiplier_is_off_by_what_attention_does_to_the_mean():
@@ -155,15 +156,15 @@ def test_the_model_is_left_as_it_was():
 def test_a_sentence_of_padding_alone_is_nan():
     inputs = inputs_of()
     inputs["attention_mask"][2] = 0
-    found = lens.deviation(model_of("bert"), inputs)
-    assert found.multiplier[:, 2].isnan().all()
-    assert found.queries == 15
+    deviations = lens.deviation(model_of("bert"), inputs)
+    assert deviations.multiplier[:, 2].isnan().all()
+    assert deviations.queries == 15
 
 
 def test_every_query_is_counted_by_its_status():
-    found = lens.deviation(model_of("bert"), inputs_of())
-    assert found.status == {"OK": 2 * 4 * 18}
-    assert int((~found.multiplier[1].isnan()).sum()) == 4 * 18
+    deviations = lens.deviation(model_of("bert"), inputs_of())
+    assert deviations.status == {"OK": 2 * 4 * 18}
+    assert int((~deviations.multiplier[1].isnan()).sum()) == 4 * 18
 
 
 def test_advance_adds_up_to_one():

@@ -37,10 +37,11 @@ def test_what_is_seen_is_what_the_heads_use(model, inputs):
 def test_every_head_is_certified(model, inputs):
     for layer in module.capture_head_inputs(model, inputs):
         for head in range(len(layer.keys)):
-            own = layer.queries[head], layer.keys[head], layer.values[head], layer.temperature
+            operands = layer.queries[head], layer.keys[head], layer.values[head], layer.temperature
             bound = module.head_bound(layer, head).value
-            wide = torch.cdist(own[1], own[1]).max() * torch.cdist(own[2], own[2]).max()
-            assert 0 < module.largest_local_constant(*own) <= bound * (1 + 1e-9)
+            _, keys, values, _ = operands
+            wide = torch.cdist(keys, keys).max() * torch.cdist(values, values).max()
+            assert 0 < module.largest_local_constant(*operands) <= bound * (1 + 1e-9)
             assert bound <= float(wide) / (4 * layer.temperature) * (1 + 1e-9)
 
 

@@ -56,10 +56,10 @@ def test_what_is_not_a_file(tmp_path):
 
 def test_a_sample_keeps_the_order_and_follows_the_seed(tmp_path):
     path = written(tmp_path, "\n".join(f"{n:03d}" for n in range(200)))
-    found = read_texts(path, sample=20, seed=1)
-    assert found == sorted(set(found))
-    assert len(found) == 20
-    assert found == read_texts(path, 20, 1) != read_texts(path, 20, 2)
+    texts = read_texts(path, sample=20, seed=1)
+    assert texts == sorted(set(texts))
+    assert len(texts) == 20
+    assert texts == read_texts(path, 20, 1) != read_texts(path, 20, 2)
     assert len(read_texts(path, sample=1000)) == 200
     with pytest.raises(ValueError, match="sample"):
         draw_places(5, 0)

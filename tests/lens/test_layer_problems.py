@@ -52,11 +52,11 @@ def test_first_order_is_the_models_attention(name, kind, dtype, settings):
 )
 def test_sdpa_gives_the_same_problems(name, kind):
     inputs = inputs_of(kind)
-    found = [
+    problems = [
         lens.problems(model_of(name, implementation=way), inputs, attention=kind)
         for way in ("eager", "sdpa")
     ]
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*problems, strict=True):
         apart = one.first_order().weights - other.first_order().weights
         assert apart.transpose(1, 2)[words_of(inputs, kind)].abs().max() <= 1e-10
 

@@ -29,8 +29,8 @@ def bert(models, tmp_path):
 
 
 def test_the_head_that_writes_text_is_kept(models):
-    found = {name: type(load(folder)[0]).__name__ for name, folder in models.items()}
-    assert found == {
+    classes = {name: type(load(folder)[0]).__name__ for name, folder in models.items()}
+    assert classes == {
         "bert": "BertModel",
         "t5": "T5ForConditionalGeneration",
         "gpt2": "GPT2LMHeadModel",

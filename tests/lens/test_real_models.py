@@ -59,15 +59,16 @@ def test_first_order_is_the_models_attention(name, kind):
 def test_agrees_with_a_plain_method_on_twenty_queries(name):
     model, inputs = loaded(name, "encoder", 6)
     model.double()
-    found = lens.deviation(model, inputs)
+    deviations = lens.deviation(model, inputs)
     chosen = np.random.default_rng(0)
     lengths = inputs["attention_mask"].sum(-1).tolist()
     for _ in range(20):
         sentence = int(chosen.integers(6))
         query = int(chosen.integers(lengths[sentence]))
-        layer, head = int(chosen.integers(found.layers)), int(chosen.integers(found.heads))
+        layer = int(chosen.integers(deviations.layers))
+        head = int(chosen.integers(deviations.heads))
         expected = reference(*read_by_hand(model, inputs, layer, sentence, head, query))
-        ours = [float(getattr(found, m)[layer, sentence, head, query]) for m in MEASURES]
+        ours = [float(getattr(deviations, m)[layer, sentence, head, query]) for m in MEASURES]
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-8)
 
 
@@ -89,8 +90,8 @@ def test_two_hundred_sentences_in_a_minute():
     threads, start = torch.get_num_threads(), time.process_time()
     torch.set_num_threads(1)
     try:
-        found = lens.deviation(model, inputs)
+        deviations = lens.deviation(model, inputs)
     finally:
         torch.set_num_threads(threads)
     assert time.process_time() - start < 60
-    assert found.status == {"OK": 6 * 12 * found.queries}
+    assert deviations.status == {"OK": 6 * 12 * deviations.queries}

@@ -41,11 +41,11 @@ def test_the_audit_cuts_what_is_too_long_and_draws(folder, text, tmp_path):
     assert next((tmp_path / "figures").glob("map_*.svg"), None)
     model, tokenizer = lens.load(folder)
     inputs = lens.encode(tokenizer, text.read_text().splitlines(), model=model)
-    found = lens.deviation(model, inputs)
+    deviations = lens.deviation(model, inputs)
     for row in csv.DictReader((tmp_path / "heads.csv").read_text().splitlines()):
         layer, head = int(row["layer"]), int(row["head"])
         for name in ("multiplier", "mean", "mean_shift", "parameter"):
-            expected = float(getattr(found, name)[layer, :, head].nanmean())
+            expected = float(getattr(deviations, name)[layer, :, head].nanmean())
             assert float(row[f"token_deviation_{name}"]) == pytest.approx(expected, rel=1e-6)
         assert 0 < float(row["attacked"]) <= float(row["largest_bound"]) * (1 + 1e-9)
 

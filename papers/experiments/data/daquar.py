@@ -124,14 +124,14 @@ def _asked(path: Path) -> list[_Asked]:
         try:
             header = next(rows, [])
             places = _places(header, path)
-            found = []
+            questions = []
             for row in rows:
                 if row:  # an empty line is none
                     at = f"{path}, line {rows.line_num}"
-                    found.append(_question(row, len(header), places, at))
+                    questions.append(_question(row, len(header), places, at))
         except (csv.Error, UnicodeDecodeError) as problem:
             raise DataProblem(f"{path}, after line {rows.line_num}: {problem}") from problem
-    return found
+    return questions
 
 
 def _places(header: Sequence[str], path: Path) -> list[int]:

@@ -15,28 +15,28 @@ _DIGITS = 16
 
 def of_images(data: ImageData) -> str:
     """16 hexadecimal digits, of all images and labels in their order."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for split in (data.train, data.test):
         for part in (split.images, split.labels):
-            _add(found, part)
-    return found.hexdigest()[:_DIGITS]
+            _add(digest, part)
+    return digest.hexdigest()[:_DIGITS]
 
 
 def of_questions(data: QuestionData) -> str:
     """16 hexadecimal digits, of all questions, answers and pictures in their order."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for split in (data.train, data.test):
         for part in (split.words, split.picture, split.answers, split.worth, split.kinds):
-            _add(found, part)
+            _add(digest, part)
         for origin in split.pictures.origin():
-            _add(found, origin)
-    return found.hexdigest()[:_DIGITS]
+            _add(digest, origin)
+    return digest.hexdigest()[:_DIGITS]
 
 
-def _add(found: hashlib._Hash, part: Tensor | str) -> None:
+def _add(digest: hashlib._Hash, part: Tensor | str) -> None:
     if isinstance(part, str):
-        found.update(part.encode())
+        digest.update(part.encode())
         return
-    found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+    digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
     raw = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    found.update(raw.numpy().data)
+    digest.update(raw.numpy().data)

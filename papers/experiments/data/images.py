@@ -117,8 +117,8 @@ def _idx(path: Path) -> np.ndarray[Any, Any]:
         raw = read_rest(file, wanted, path)
     if len(raw) != wanted:
         head = 4 + 4 * len(shape)
-        found, whole = head + len(raw), head + wanted
-        raise DataProblem(f"{path} is cut short: {found} bytes, {whole} expected")
+        size, whole = head + len(raw), head + wanted
+        raise DataProblem(f"{path} is cut short: {size} bytes, {whole} expected")
     return np.frombuffer(raw, np.uint8).reshape(shape).copy()
 
 
@@ -181,8 +181,8 @@ def _batch(folder: Path, name: str, labels: int) -> Split:
 def _pickled(path: Path, labels: str) -> Split:
     raw = read_file(path, _MOST)
     try:
-        found = pickled.read(raw)
-        data, marks = (_value(found, key) for key in ("data", labels))
+        content = pickled.read(raw)
+        data, marks = (_value(content, key) for key in ("data", labels))
     except pickled.BROKEN as problem:
         size = path.stat().st_size
         raise DataProblem(f"{path} ({size} bytes) is not a batch of CIFAR: {problem}") from problem
@@ -197,11 +197,11 @@ def _pickled(path: Path, labels: str) -> Split:
     return Split(images, torch.tensor(known, dtype=torch.int64))
 
 
-def _value(found: Any, key: str) -> Any:
+def _value(content: Any, key: str) -> Any:
     """Of a dictionary whose names are texts, or the bytes of Python 2."""
-    if not isinstance(found, dict):
-        raise TypeError(f"a {type(found).__name__}, expected a dictionary")
-    return found[key] if key in found else found[key.encode()]
+    if not isinstance(content, dict):
+        raise TypeError(f"a {type(content).__name__}, expected a dictionary")
+    return content[key] if key in content else content[key.encode()]
 
 
 def _marks(marks: Any, path: Path, classes: int) -> list[int]:

@@ -52,11 +52,11 @@ def read(raw: bytes) -> Any:
     Arrays that are values of the outermost dictionary are numpy's; no others are expected.
     """
     _scan(raw)
-    found = _Reader(raw).load()
-    if not isinstance(found, dict):
-        return found
+    content = _Reader(raw).load()
+    if not isinstance(content, dict):
+        return content
     return {
-        key: value.array() if isinstance(value, _Array) else value for key, value in found.items()
+        key: value.array() if isinstance(value, _Array) else value for key, value in content.items()
     }
 
 

@@ -126,18 +126,18 @@ def vocabulary(questions: Sequence[Sequence[str]], least: int = 1) -> list[str]:
 def encoded(questions: Sequence[Sequence[str]], words: Sequence[str], longest: int) -> Tensor:
     """(n, longest); words beyond that are cut, those outside the vocabulary are unknown."""
     place = {word: number for number, word in enumerate(words)}
-    found = torch.zeros(len(questions), longest, dtype=torch.int64)
+    codes = torch.zeros(len(questions), longest, dtype=torch.int64)
     for row, question in enumerate(questions):
         for column, word in enumerate(question[:longest]):
-            found[row, column] = place.get(word, 1)
-    return found
+            codes[row, column] = place.get(word, 1)
+    return codes
 
 
 def single(answers: Sequence[str], known: Sequence[str]) -> tuple[Tensor, Tensor]:
     """answers and worth of one right answer a question; one that is not known is -1."""
     place = {answer: number for number, answer in enumerate(known)}
-    found = torch.tensor([[place.get(answer, -1)] for answer in answers])
-    return found.reshape(-1, 1), torch.ones(len(answers), 1)
+    codes = torch.tensor([[place.get(answer, -1)] for answer in answers])
+    return codes.reshape(-1, 1), torch.ones(len(answers), 1)
 
 
 def kind_of(answer: str) -> int:

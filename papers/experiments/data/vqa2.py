@@ -130,7 +130,7 @@ def _found(folder: Path, name: str) -> Path:
 
 def _by_id(path: Path, key: str, fields: dict[str, type]) -> dict[int, dict[str, Any]]:
     """The rows of a file by the number of their question, in their order."""
-    found: dict[int, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}
     for place, row in enumerate(_rows(path, key)):
         if not isinstance(row, dict):
             raise DataProblem(f"{path}: {key} number {place} is no object; {_GET}")
@@ -142,10 +142,10 @@ def _by_id(path: Path, key: str, fields: dict[str, type]) -> dict[int, dict[str,
                     f"{path}: {name} of {key} number {place} (question {_short(row)}) is a "
                     f"{type(row[name]).__name__}, expected {kind.__name__}; {_GET}"
                 )
-        if row["question_id"] in found:
+        if row["question_id"] in rows:
             raise DataProblem(f"{path} has {key} with question_id {_short(row)} twice; {_GET}")
-        found[row["question_id"]] = row
-    return found
+        rows[row["question_id"]] = row
+    return rows
 
 
 def _short(row: dict[str, Any]) -> str:
@@ -241,11 +241,11 @@ def _scored(given: Sequence[Sequence[str]], known: dict[str, int]) -> tuple[Tens
     """answers (n, most) and worth (n, most); most: of different known answers to a question."""
     counts = [Counter(known[one] for one in answers if one in known) for answers in given]
     most = max([1, *map(len, counts)])
-    found, worth = np.full((len(given), most), -1), np.zeros((len(given), most), np.float32)
+    codes, worth = np.full((len(given), most), -1), np.zeros((len(given), most), np.float32)
     for row, count in enumerate(counts):
         for column, (answer, times) in enumerate(count.most_common()):
-            found[row, column], worth[row, column] = answer, min(1, times / _ENOUGH)
-    return torch.from_numpy(found), torch.from_numpy(worth)
+            codes[row, column], worth[row, column] = answer, min(1, times / _ENOUGH)
+    return torch.from_numpy(codes), torch.from_numpy(worth)
 
 
 def _note(parts: tuple[QuestionSplit, QuestionSplit], every: int, answers: int) -> str:

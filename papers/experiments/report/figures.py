@@ -31,8 +31,8 @@ def publish(results: Path, page: Path, folder: Path, load: Load, say: Say = prin
     text = page_text(results)
     beside = save_shapes_picture(results, page, load)
     write_whole(page, text.encode())
-    made = [page] if beside is None else [page, beside]
-    return [*made, *save_figures(results, folder, load, say)]
+    pages = [page] if beside is None else [page, beside]
+    return [*pages, *save_figures(results, folder, load, say)]
 
 
 def save_figures(results: Path, folder: Path, load: Load, say: Say = print) -> list[Path]:
@@ -41,17 +41,17 @@ def save_figures(results: Path, folder: Path, load: Load, say: Say = print) -> l
     load: the questions of a data set. say: hears which maps cannot be drawn, and why.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    paths = []
     for part in PARTS:
         for preset in PRESETS:
             documents = stored(part, preset, results)
             for data in dict.fromkeys(document["settings"]["data"] for document in documents):
-                own = [one for one in documents if one["settings"]["data"] == data]
-                made.append(_curves(part, preset, own, folder))
-                if maps.has_rows(own, compact=False):
+                of_data = [one for one in documents if one["settings"]["data"] == data]
+                paths.append(_curves(part, preset, of_data, folder))
+                if maps.has_rows(of_data, compact=False):
                     path = folder / f"maps-{_file_name(data)}{_ending(preset)}.png"
-                    made += _maps(own, data, path, load, say)
-    return made
+                    paths += _maps(of_data, data, path, load, say)
+    return paths
 
 
 def _file_name(data: str) -> str:

@@ -77,39 +77,46 @@ def seen(documents: Sequence[Document], compact: bool = False) -> Seen:
 
     compact: of the continuous ones only those with the most functions, and no entmax.
     """
-    found = {}
+    by_attention = {}
     for document in documents:
         looks = document["facts"].get("looks", [])
         if document["settings"]["training"]["seed"] == 0 and looks and looks[0]["map"]:
-            found[document["settings"]["attention"]] = {look["question"]: look for look in looks}
-    ordered = [name for name in names(documents) if name in found]
-    return {name: found[name] for name in (_fewer(ordered) if compact else ordered)}
+            by_attention[document["settings"]["attention"]] = {
+                look["question"]: look for look in looks
+            }
+    ordered = [name for name in names(documents) if name in by_attention]
+    return {name: by_attention[name] for name in (_fewer(ordered) if compact else ordered)}
 
 
 def _fewer(attentions: Sequence[str]) -> list[str]:
-    most = max((own.functions for own in map(plane, attentions) if own is not None), default=0)
+    most = max(
+        (settings.functions for settings in map(plane, attentions) if settings is not None),
+        default=0,
+    )
     return [
         name
         for name in attentions
-        if name != "entmax" and ((own := plane(name)) is None or own.functions == most)
+        if name != "entmax" and ((settings := plane(name)) is None or settings.functions == most)
     ]
 
 
 def chosen(looks: Seen, kinds: Mapping[int, int]) -> dict[int, str]:
     """The questions that `RULE` chooses, each with the reason. kinds: of each question."""
-    found: dict[int, list[str]] = {}
+    reasons_of: dict[int, list[str]] = {}
     for kind in range(len(KINDS)):
-        own = [question for question in kinds if kinds[question] == kind]
+        of_kind = [question for question in kinds if kinds[question] == kind]
         for why, applies in _rules(looks).items():
-            first = next((question for question in own if applies(question)), None)
+            first = next((question for question in of_kind if applies(question)), None)
             if first is not None:
-                found.setdefault(first, []).append(why)
-    return {question: ", ".join(reasons) for question, reasons in found.items()}
+                reasons_of.setdefault(first, []).append(why)
+    return {question: ", ".join(reasons) for question, reasons in reasons_of.items()}
 
 
 def _rules(looks: Seen) -> dict[str, Callable[[int], bool]]:
     def right(question: int) -> dict[str, bool]:
-        return {name: own[question]["worth"] >= _RIGHT for name, own in looks.items()}
+        return {
+            name: of_question[question]["worth"] >= _RIGHT for name, of_question in looks.items()
+        }
 
     rules: dict[str, Callable[[int], bool]] = {
         "all right": lambda question: all(right(question).values()),
@@ -133,7 +140,7 @@ def has_rows(documents: Sequence[Document], *, compact: bool) -> bool:
 def _common(looks: Seen) -> list[int]:
     """The questions of which every attention has a map."""
     first, *others = looks.values() if looks else [{}]
-    return [question for question in first if all(question in own for own in others)]
+    return [question for question in first if all(question in other for other in others)]
 
 
 def examples(documents: Sequence[Document], data: QuestionData, *, compact: bool) -> list[Example]:
@@ -142,11 +149,11 @@ def examples(documents: Sequence[Document], data: QuestionData, *, compact: bool
     looks = seen(documents, compact)
     kinds = {question: int(data.test.kinds[question]) for question in _common(looks)}
     called = names(documents)
-    made = []
+    rows = []
     for question, why in chosen(looks, kinds).items():
-        own = {called[name]: _look(of[question]) for name, of in looks.items()}
-        made.append(_example(data, question, why, own))
-    return made
+        by_name = {called[name]: _look(of[question]) for name, of in looks.items()}
+        rows.append(_example(data, question, why, by_name))
+    return rows
 
 
 def _check(documents: Sequence[Document], data: QuestionData) -> None:
@@ -294,7 +301,9 @@ def _png(rows: Sequence[Example], dpi: int, mark: str) -> bytes:
 
 def mark_of(documents: Sequence[Document], *, compact: bool) -> str:
     """Of what a picture is drawn from: equal for equal looks."""
-    looks = {name: list(own.values()) for name, own in seen(documents, compact).items()}
+    looks = {
+        name: list(of_question.values()) for name, of_question in seen(documents, compact).items()
+    }
     text = json.dumps([_DRAWING, looks, sorted({document["note"] for document in documents})])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -306,7 +315,7 @@ def mark_in(path: Path) -> str | None:
     try:
         with Image.open(path) as picture:
             picture.load()
-            found = picture.info.get("looks")
+            mark = picture.info.get("looks")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # none, or damaged
         return None
-    return None if found is None else str(found)
+    return None if mark is None else str(mark)

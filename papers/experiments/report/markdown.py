@@ -22,9 +22,9 @@ def plain(text: str) -> str:
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _first(found: re.Match[str]) -> str:
+def _first(match: re.Match[str]) -> str:
     """A number of a list keeps its digits: the sign after it is what is read."""
-    return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
+    return f"{match[0]}\\" if match[0].isdigit() else f"\\{match[0]}"
 
 
 def table(listing: Listing) -> str:
@@ -43,7 +43,7 @@ def table(listing: Listing) -> str:
 
 def _together(name: str) -> str:
     """Lines break between the parts of a name, not within them."""
-    return re.sub(r" = |(?<=2D) ", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), name)
+    return re.sub(r" = |(?<=2D) ", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), name)
 
 
 def _row(cells: Sequence[str]) -> str:

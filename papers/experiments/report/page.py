@@ -81,14 +81,14 @@ def stored(part: Part, preset: str, results: Path) -> list[Document]:
 def _part(part: Part, results: Path) -> list[str]:
     blocks = [f"## {part.title}", part.intro]
     every = {preset: stored(part, preset, results) for preset in PRESETS}
-    found = {preset: documents for preset, documents in every.items() if documents}
-    if not found:
+    non_empty = {preset: documents for preset, documents in every.items() if documents}
+    if not non_empty:
         blocks.append("No run is stored yet.")
-    for preset, documents in found.items():
+    for preset, documents in non_empty.items():
         joint = part.joint(documents)
         blocks += [table(one._replace(title=one.title + _which(preset))) for one in joint]
     blocks += [table(listing) for listing in part.reported]
-    for preset, documents in found.items():
+    for preset, documents in non_empty.items():
         blocks += _preset(part, preset, documents)
     for preset in PRESETS:
         for folder in sorted((results / part.study).glob(of_first(preset, "*"))):
@@ -102,9 +102,9 @@ def _preset(part: Part, preset: str, documents: Sequence[Document]) -> list[str]
     sets = part.sets(part.presets[preset])
     others = sorted({document["settings"]["data"] for document in documents} - sets.keys())
     for data, attentions in (sets | dict.fromkeys(others, ())).items():
-        own = [document for document in documents if document["settings"]["data"] == data]
+        of_data = [document for document in documents if document["settings"]["data"] == data]
         blocks.append(f"### {plain(title(data))}{_which(preset)}")
-        blocks += _data(part, preset, own, attentions) if own else ["No run is stored yet."]
+        blocks += _data(part, preset, of_data, attentions) if of_data else ["No run is stored yet."]
     return blocks
 
 
@@ -202,10 +202,10 @@ def _cost(documents: Sequence[Document], names: dict[str, str]) -> Listing:
     threads = sorted({document["cost"]["threads"] for document in documents})
     on = "one thread" if threads == [1] else f"{listed([str(n) for n in threads])} threads"
     pairs = dict.fromkeys(pair for document in documents for pair in document["versions"].items())
-    made = ", ".join(f"{name} {version}" for name, version in pairs)
-    found = cost(documents, f"Cost of a run on {on} ({made})", names)
-    header, *rows = ([row[0], *row[2:]] for row in (found.header, *found.rows))
-    return Listing(found.title, header, rows)
+    versions = ", ".join(f"{name} {version}" for name, version in pairs)
+    listing = cost(documents, f"Cost of a run on {on} ({versions})", names)
+    header, *rows = ([row[0], *row[2:]] for row in (listing.header, *listing.rows))
+    return Listing(listing.title, header, rows)
 
 
 def _first_steps(part: Part, documents: Sequence[Document]) -> list[str]:

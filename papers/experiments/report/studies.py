@@ -117,8 +117,8 @@ def _vit_sets(preset: vit_presets.Preset) -> dict[str, tuple[str, ...]]:
 
 def _vit_names(documents: Sequence[Document]) -> dict[str, str]:
     present = sorted({document["settings"]["attention"] for document in documents})
-    own = {name: label for name, label in vit_tables.NAMES.items() if name in present}
-    return own | {name: name for name in present if name not in own}
+    labels = {name: label for name, label in vit_tables.NAMES.items() if name in present}
+    return labels | {name: name for name in present if name not in labels}
 
 
 def _vqa_sets(preset: vqa_presets.Preset) -> dict[str, tuple[str, ...]]:

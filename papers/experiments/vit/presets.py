@@ -83,10 +83,10 @@ def jobs(
     preset: str, data: ImageData, attentions: Sequence[str], seeds: int, rates: Sequence[float] = ()
 ) -> list[Job]:
     """By seed, then by attention, so that a queue that is stopped leaves whole pairs."""
-    own = PRESETS[preset]
+    settings = PRESETS[preset]
     for attention in attentions:  # a misspelt one is told before the first run, not after it
         check_attention(attention)
-    chosen = own.rates[: None if data.name == own.searched else 1]
+    chosen = settings.rates[: None if data.name == settings.searched else 1]
     digest = of_images(data)
     return [
         job(preset, data, attention, seed, rate, digest)
@@ -105,23 +105,23 @@ def job(
     digest: str | None = None,
 ) -> Job:
     """digest: of the data, where it is known already."""
-    own = PRESETS[preset]
-    epoch = len(data.train) // own.batch
+    settings = PRESETS[preset]
+    epoch = len(data.train) // settings.batch
     training = Training(
-        steps=epoch * own.epochs[data.name],
-        batch=own.batch,
+        steps=epoch * settings.epochs[data.name],
+        batch=settings.batch,
         rate=rate,
-        warmup=own.warmup,
-        precision=own.precision if torch.cuda.is_available() else "no",  # a CPU may lack it
+        warmup=settings.warmup,
+        precision=settings.precision if torch.cuda.is_available() else "no",  # a CPU may lack it
         evaluate_every=epoch,
         save_every=max(1, min(500, epoch)),
         seed=seed,
     )
     sharing = SHARING if shares(attention) else 0.0
-    config = {"attention": attention, "size": asdict(own.size), "sharing": sharing}
-    config |= {"threads": own.threads, "images": [len(data.train), len(data.test)]}
+    config = {"attention": attention, "size": asdict(settings.size), "sharing": sharing}
+    config |= {"threads": settings.threads, "images": [len(data.train), len(data.test)]}
     config["data_digest"] = of_images(data) if digest is None else digest
-    variant = attention if rate == own.rates[0] else f"{attention}-rate-{rate:g}"
+    variant = attention if rate == settings.rates[0] else f"{attention}-rate-{rate:g}"
     return Job(STUDY, preset, data.name, variant, config, training)
 
 

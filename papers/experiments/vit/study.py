@@ -63,16 +63,16 @@ class VitStudy:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
         pairs = []
         for label in range(self.data.classes):
-            own = (self.train.labels == label).nonzero()[:, 0]
-            own = own[torch.randperm(len(own), generator=generator)]
-            pairs.append(own[: len(own) // 2 * 2].unflatten(0, (-1, 2)))
+            places = (self.train.labels == label).nonzero()[:, 0]
+            places = places[torch.randperm(len(places), generator=generator)]
+            pairs.append(places[: len(places) // 2 * 2].unflatten(0, (-1, 2)))
         joined = torch.cat(pairs)
         shuffled = joined[torch.randperm(len(joined), generator=generator)].flatten()
         batches = shuffled[: len(shuffled) // batch * batch].unflatten(0, (-1, batch))
         if not len(batches):
             raise ValueError(f"{len(shuffled)} images fill no batch of {batch}")
-        found: list[list[int]] = batches.tolist()
-        return found
+        lists: list[list[int]] = batches.tolist()
+        return lists
 
     def gathered(self, examples: Sequence[int], generator: torch.Generator) -> Batch:
         if self.sharing and len(examples) % 2:
@@ -104,8 +104,8 @@ class VitStudy:
         return nn.functional.cross_entropy(answers, batch["labels"])
 
     def scores(self, model: nn.Module) -> dict[str, float]:
-        found = {"test accuracy": self._accuracy(model, self.data.test)}
-        return {"accuracy": self._accuracy(model, self.watched), **found} if self.held else found
+        tested = {"test accuracy": self._accuracy(model, self.data.test)}
+        return {"accuracy": self._accuracy(model, self.watched), **tested} if self.held else tested
 
     def _accuracy(self, model: nn.Module, split: Split) -> float:
         device = next(model.parameters()).device

@@ -25,10 +25,10 @@ def listings(documents: Sequence[Document]) -> list[Listing]:
     if not documents:
         return []
     usual = [d for d in documents if "-rate-" not in d["settings"]["variant"]]
-    found = [by_data(usual), _differences(usual)]
+    tables = [by_data(usual), _differences(usual)]
     if len(usual) < len(documents):
-        found.append(_by_rate(documents))
-    return [*(listing for listing in found if listing.rows), cost(usual, "Cost", NAMES)]
+        tables.append(_by_rate(documents))
+    return [*(listing for listing in tables if listing.rows), cost(usual, "Cost", NAMES)]
 
 
 def accuracy(document: Document) -> float:
@@ -76,11 +76,11 @@ def _differences(documents: Sequence[Document]) -> Listing:
 def _by_rate(documents: Sequence[Document]) -> Listing:
     """Of the data set on which the rate was searched for."""
     data = next(d["settings"]["data"] for d in documents if "-rate-" in d["settings"]["variant"])
-    own = [document for document in documents if document["settings"]["data"] == data]
-    rates = sorted({_rate(document) for document in own}, reverse=True)
+    of_data = [document for document in documents if document["settings"]["data"] == data]
+    rates = sorted({_rate(document) for document in of_data}, reverse=True)
     rows = [
-        (_name(a), *(_at_rate(own, a, rate) for rate in rates))
-        for a in _present(own, "attention", list(NAMES))
+        (_name(a), *(_at_rate(of_data, a, rate) for rate in rates))
+        for a in _present(of_data, "attention", list(NAMES))
     ]
     title = f"Table 1: test accuracy on {data} in per cent, by rate of learning"
     return Listing(title, ("", *(f"{rate:g}" for rate in rates)), rows)
@@ -92,28 +92,28 @@ def _rate(document: Document) -> float:
 
 
 def _at_rate(documents: Sequence[Document], attention: str, rate: float) -> str:
-    own = [document for document in documents if _rate(document) == rate]
-    return cell(by_seed(own, accuracy, attention=attention))
+    of_rate = [document for document in documents if _rate(document) == rate]
+    return cell(by_seed(of_rate, accuracy, attention=attention))
 
 
 def verdict(documents: Sequence[Document], data: str) -> str:
     """Whether OT-ViT was better than ViT on this data, as the paper says, in a sentence."""
     base = by_seed(documents, accuracy, variant="softmax", data=data)
-    found = paired(by_seed(documents, accuracy, variant="transport", data=data), base)
-    if found is None or found.half is None or found.count < ENOUGH or found.half < _EQUAL:
+    gain = paired(by_seed(documents, accuracy, variant="transport", data=data), base)
+    if gain is None or gain.half is None or gain.count < ENOUGH or gain.half < _EQUAL:
         return (
             "Nothing can be said yet: that takes three seeds with both ViT and OT-ViT, and "
             "differences that vary."
         )
-    points = f"{100 * abs(found.mean):.2f} ± {100 * found.half:.2f} points"
-    if found.shows and found.mean > 0:
+    points = f"{100 * abs(gain.mean):.2f} ± {100 * gain.half:.2f} points"
+    if gain.shows and gain.mean > 0:
         said = f"The claim held here: OT-ViT was better than ViT by {points}"
-    elif found.shows:
+    elif gain.shows:
         said = f"The claim did not hold here: OT-ViT was worse than ViT by {points}"
     else:
-        sign = "+" if found.mean >= 0 else "−"
+        sign = "+" if gain.mean >= 0 else "−"
         said = (
             "The claim was neither confirmed nor refuted here: no difference can be told, "
             f"OT-ViT − ViT is {sign}{points}"
         )
-    return f"{said} ({found.count} paired seeds)."
+    return f"{said} ({gain.count} paired seeds)."

@@ -45,8 +45,8 @@ def agreement(study: Any, model: nn.Module) -> dict[str, float] | None:
         hit.append(_hits(looked, regions))
     if not inside:
         return None
-    found = {"mass": inside, "area": area, "hit": hit}
-    return {name: float(torch.cat(parts).double().mean()) for name, parts in found.items()}
+    parts_of = {"mass": inside, "area": area, "hit": hit}
+    return {name: float(torch.cat(parts).double().mean()) for name, parts in parts_of.items()}
 
 
 def _maps(model: nn.Module, batch: dict[str, Tensor], side: int) -> Tensor:
@@ -70,18 +70,18 @@ def selection(study: Any, model: nn.Module, seed: int) -> dict[str, Any] | None:
     The thesis' criterion has no factor L = number of cells; without it no penalty of its table
     would ever choose a second mode.
     """
-    own = plane(study.attention)
-    if own is None or own.modes > 1 or not isinstance(own.regularizer, Shannon):
+    settings = plane(study.attention)
+    if settings is None or settings.modes > 1 or not isinstance(settings.regularizer, Shannon):
         return None
-    found: dict[str, Any] = {}
+    by_penalty: dict[str, Any] = {}
     before = model.read.density.modes  # type: ignore[union-attr]
     try:
         for penalty in PENALTIES:
             model.read.selecting(penalty, torch.Generator().manual_seed(seed))  # type: ignore[union-attr, operator]
-            found[f"{penalty:g}"] = _selected(study, model)
+            by_penalty[f"{penalty:g}"] = _selected(study, model)
     finally:
         model.read.density.modes = before  # type: ignore[union-attr]
-    return found
+    return by_penalty
 
 
 def _selected(study: Any, model: nn.Module) -> dict[str, Any]:
@@ -100,10 +100,10 @@ def _selected(study: Any, model: nn.Module) -> dict[str, Any]:
 
 def examples(split: QuestionSplit) -> list[int]:
     """The first questions of each kind: a rule that knows no answer."""
-    found = []
+    places = []
     for kind in range(len(KINDS)):
-        found += (split.kinds == kind).nonzero()[:_OF_KIND, 0].tolist()
-    return found
+        places += (split.kinds == kind).nonzero()[:_OF_KIND, 0].tolist()
+    return places
 
 
 def looks(study: Any, model: nn.Module) -> list[dict[str, Any]]:

@@ -135,7 +135,9 @@ def jobs(preset: str, data: QuestionData, attentions: Sequence[str], seeds: int)
 
 def _check_attentions(attentions: Sequence[str], data: QuestionData, size: Size) -> None:
     """What cannot be is told before the first run, not after it."""
-    most = max((own.modes for own in map(plane, attentions) if own is not None), default=1)
+    most = max(
+        (settings.modes for settings in map(plane, attentions) if settings is not None), default=1
+    )
     if most > 1:
         rows, columns = VqaStudy(data, size, attentions[0]).shapes().grid
         if most > rows * columns:
@@ -149,8 +151,8 @@ def job(
     preset: str, data: QuestionData, attention: str, seed: int, digest: str | None = None
 ) -> Job:
     """digest: of the data, where it is known already."""
-    own = PRESETS[preset]
-    course = own.courses[data.name]
+    settings = PRESETS[preset]
+    course = settings.courses[data.name]
     epoch = max(1, len(data.train) // course.batch)
     training = Training(
         steps=epoch * course.epochs,
@@ -158,13 +160,13 @@ def job(
         rate=course.rate,
         warmup=course.warmup,
         weight_decay=course.weight_decay,
-        precision=own.precision if torch.cuda.is_available() else "no",  # a CPU may lack it
+        precision=settings.precision if torch.cuda.is_available() else "no",  # a CPU may lack it
         evaluate_every=max(1, epoch * course.epochs // 5),
         save_every=max(1, min(200, epoch * course.epochs // 5)),
         seed=seed,
     )
     config = {"attention": attention, "size": asdict(course.size), "together": course.together}
-    config |= {"several": course.several, "threads": own.threads, "note": data.note}
+    config |= {"several": course.several, "threads": settings.threads, "note": data.note}
     config["data_digest"] = of_questions(data) if digest is None else digest
     return Job(STUDY, preset, data.name, attention, config, training)
 

@@ -47,13 +47,13 @@ def plane(attention: str) -> Plane | None:
     """What the name of a continuous attention says; None for a discrete one."""
     if attention in _DISCRETE or attention == BLIND:
         return None
-    found = _CONTINUOUS.fullmatch(attention)
-    if found is None:
+    match = _CONTINUOUS.fullmatch(attention)
+    if match is None:
         raise ValueError(f"attention must be of {KNOWN}, got {attention!r}")
-    family, count, modes, count_of_modes = found.groups()
-    own = int(modes or 1), int(count or count_of_modes)
-    _check_spelling(attention, family or "softmax", *own)
-    return Plane(Tsallis(2.0) if family == "sparsemax" else Shannon(), own[1], own[0])
+    family, count, modes, count_of_modes = match.groups()
+    numbers = int(modes or 1), int(count or count_of_modes)
+    _check_spelling(attention, family or "softmax", *numbers)
+    return Plane(Tsallis(2.0) if family == "sparsemax" else Shannon(), numbers[1], numbers[0])
 
 
 def _check_spelling(attention: str, family: str, modes: int, functions: int) -> None:
@@ -79,15 +79,15 @@ class Reading(nn.Module):
     def __init__(self, width: int, inner: int, grid: tuple[int, int], attention: str) -> None:
         super().__init__()
         self.score = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, 1))
-        own = plane(attention)
-        self.regularizer = None if own is not None else _DISCRETE[attention]
+        settings = plane(attention)
+        self.regularizer = None if settings is not None else _DISCRETE[attention]
         self.density = None
-        if own is not None:
+        if settings is not None:
             self.density = fnn.ContinuousAttention2d(
                 grid,
-                own.regularizer,
-                own.functions,
-                modes=Modes(own.modes, own.iterations),
+                settings.regularizer,
+                settings.functions,
+                modes=Modes(settings.modes, settings.iterations),
             )
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | Density | Mixture]:
@@ -120,8 +120,8 @@ def masses(attention: Tensor | Density | Mixture, grid: tuple[int, int], side: i
         picture = cells[:, rows][:, :, columns]
     else:
         places = cell_centers(side, side, dtype=attention.mean.dtype, device=attention.mean.device)
-        found = _widened(attention, 1 / side).prob(places.unsqueeze(1))  # (pixel, batch)
-        picture = found.T.unflatten(-1, (side, side))
+        densities = _widened(attention, 1 / side).prob(places.unsqueeze(1))  # (pixel, batch)
+        picture = densities.T.unflatten(-1, (side, side))
     shares: Tensor = picture / picture.sum((-2, -1), keepdim=True).clamp_min(1e-30)
     return shares
 

@@ -91,22 +91,22 @@ class VqaStudy:
         return self.by_kind(self.worth(model))
 
     def by_kind(self, worth: Tensor) -> dict[str, float]:
-        found = {"accuracy": float(worth.mean())}
+        scores = {"accuracy": float(worth.mean())}
         for number, kind in enumerate(KINDS):
-            own = self.data.test.kinds == number
-            if own.any():
-                found[kind] = float(worth[own].mean())
-        return found
+            of_kind = self.data.test.kinds == number
+            if of_kind.any():
+                scores[kind] = float(worth[of_kind].mean())
+        return scores
 
     def worth(self, model: nn.Module) -> Tensor:
         """(n), what the network's answer to each test question scores."""
         split = self.data.test
-        found = torch.empty(len(split), dtype=torch.float64)
+        values = torch.empty(len(split), dtype=torch.float64)
         for places, batch in self.evaluated(split, next(model.parameters()).device):
             scores = model(batch["words"], batch["pictures"], batch["which"]).scores
             right = batch["answers"] == finite(scores).argmax(-1, keepdim=True)
-            found[places] = (right * batch["worth"]).sum(-1).double().cpu()
-        return found
+            values[places] = (right * batch["worth"]).sum(-1).double().cpu()
+        return values
 
     def evaluated(
         self, split: QuestionSplit, device: torch.device
@@ -118,12 +118,12 @@ class VqaStudy:
             yield places, {k: v.to(device) for k, v in self.batch(split, places).items()}
 
     def facts(self, model: nn.Module, folder: Path) -> dict[str, Any]:
-        found = {
+        measures = {
             "agreement": agreement(self, model),
             "selection": selection(self, model, seed=0),
             "looks": looks(self, model) if self.keep_looks else None,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in measures.items() if value is not None}
 
     def batch(self, split: QuestionSplit, places: Tensor) -> Batch:
         pictures, which = split.picture[places].unique(return_inverse=True)

@@ -32,23 +32,23 @@ _DISCRETE = {
 def listings(documents: Sequence[Document]) -> list[Listing]:
     """For each data set its tables, then the costs."""
     sets = sorted({document["settings"]["data"] for document in documents})
-    found = [
+    tables = [
         listing
         for name in sets
         for listing in of_data([d for d in documents if d["settings"]["data"] == name], name)
     ]
-    return [*found, cost(documents, "Cost", names(documents))] if documents else []
+    return [*tables, cost(documents, "Cost", names(documents))] if documents else []
 
 
 def of_data(documents: Sequence[Document], name: str) -> list[Listing]:
-    found = [
+    tables = [
         _accuracies(documents, f"{name}: Table 6.2, accuracy in per cent, one mode", 1),
         _accuracies(documents, f"{name}: Table 6.3, accuracy in per cent, several modes", None),
         _modes(documents, f"{name}: Table 6.4, per cent of questions with K* modes"),
         _differences(documents, f"{name}: difference of the same seed, in points (* leaves 0 out)"),
         _agreements(documents, f"{name}: attention on what the question is about, in per cent"),
     ]
-    return [listing for listing in found if listing.rows]
+    return [listing for listing in tables if listing.rows]
 
 
 def plane(attention: str) -> Plane | None:
@@ -60,11 +60,11 @@ def plane(attention: str) -> Plane | None:
 
 
 def label(attention: str) -> str:
-    own = plane(attention)
-    if own is None:
+    settings = plane(attention)
+    if settings is None:
         return _DISCRETE.get(attention, attention)
-    if own.modes > 1:
-        return f"{own.modes}-MCA"
+    if settings.modes > 1:
+        return f"{settings.modes}-MCA"
     family = attention.split("-")[1]
     return f"2D continuous {family}"
 
@@ -73,23 +73,25 @@ def attentions(documents: Sequence[Document]) -> list[str]:
     """Those that are there: discrete, one mode, several; more functions first. Then the unknown."""
 
     def place(attention: str) -> tuple[float, str, int]:
-        own = plane(attention)
-        if own is None:
+        settings = plane(attention)
+        if settings is None:
             known = attention in _DISCRETE
             order = list(_DISCRETE).index(attention) - len(_DISCRETE) if known else math.inf
             return (order, attention, 0)
-        return (own.modes, attention.rsplit("-", 1)[0], -own.functions)
+        return (settings.modes, attention.rsplit("-", 1)[0], -settings.functions)
 
     return sorted({document["settings"]["attention"] for document in documents}, key=place)
 
 
 def names(documents: Sequence[Document]) -> dict[str, str]:
     """Of the attentions that are there, in the order of the tables."""
-    found = {}
+    labels = {}
     for attention in attentions(documents):
-        own = plane(attention)
-        found[attention] = label(attention) + ("" if own is None else f", N = {own.functions}")
-    return found
+        settings = plane(attention)
+        labels[attention] = label(attention) + (
+            "" if settings is None else f", N = {settings.functions}"
+        )
+    return labels
 
 
 def score(name: str) -> Callable[[Document], float | None]:
@@ -100,11 +102,11 @@ def _accuracies(documents: Sequence[Document], title: str, modes: int | None) ->
     """modes 1: the discrete ones and those of one mode; None: several, fixed or chosen."""
     rows: list[tuple[str, ...]] = []
     for attention in attentions(documents):
-        own = plane(attention)
-        if (own is None or own.modes == 1) != (modes == 1):
+        settings = plane(attention)
+        if (settings is None or settings.modes == 1) != (modes == 1):
             continue
         cells = (cell(by_seed(documents, score(c), attention=attention)) for c in _COLUMNS)
-        count = NOTHING if own is None else str(own.functions)
+        count = NOTHING if settings is None else str(settings.functions)
         rows.append((label(attention), count, NOTHING, *cells))
     if modes is None:
         rows += _chosen(documents)
@@ -115,27 +117,27 @@ def _chosen(documents: Sequence[Document]) -> list[tuple[str, ...]]:
     """The network of one mode, with as many as the criterion chooses at test time."""
     rows = []
     for attention, functions, penalty in _selections(documents):
-        found = [by_seed(documents, _selected(penalty, c), attention=attention) for c in _COLUMNS]
-        rows.append(("test-MCA", str(functions), penalty, *map(cell, found)))
+        scores = [by_seed(documents, _selected(penalty, c), attention=attention) for c in _COLUMNS]
+        rows.append(("test-MCA", str(functions), penalty, *map(cell, scores)))
     return rows
 
 
 def _selections(documents: Sequence[Document]) -> Iterator[tuple[str, int, str]]:
     """Attention, functions and penalty, where modes were chosen at test time."""
     for attention in attentions(documents):
-        own = plane(attention)
+        settings = plane(attention)
         for penalty in (f"{penalty:g}" for penalty in PENALTIES):
-            if own and by_seed(documents, _share(penalty, 0), attention=attention):
-                yield attention, own.functions, penalty
+            if settings and by_seed(documents, _share(penalty, 0), attention=attention):
+                yield attention, settings.functions, penalty
 
 
 def _selected(penalty: str, name: str) -> Callable[[Document], float | None]:
-    def found(document: Document) -> float | None:
+    def score(document: Document) -> float | None:
         selection = document["facts"].get("selection", {})
         value: float | None = selection.get(penalty, {}).get("scores", {}).get(name)
         return value
 
-    return found
+    return score
 
 
 def _modes(documents: Sequence[Document], title: str) -> Listing:
@@ -151,12 +153,12 @@ def _modes(documents: Sequence[Document], title: str) -> Listing:
 
 
 def _share(penalty: str, number: int) -> Callable[[Document], float | None]:
-    def found(document: Document) -> float | None:
+    def share(document: Document) -> float | None:
         selection = document["facts"].get("selection", {})
         value: float | None = selection[penalty]["modes"][number] if selection else None
         return value
 
-    return found
+    return share
 
 
 def _differences(documents: Sequence[Document], title: str) -> Listing:
@@ -165,27 +167,27 @@ def _differences(documents: Sequence[Document], title: str) -> Listing:
     every = score("accuracy")
     called = names(documents)
 
-    def cells(own: dict[int, float], *bases: str) -> list[str]:
+    def cells(scores: dict[int, float], *bases: str) -> list[str]:
         """Nothing for a base of no name, or of which no run is stored."""
-        return [against(own, by_seed(documents, every, attention=base)) for base in bases]
+        return [against(scores, by_seed(documents, every, attention=base)) for base in bases]
 
     rows = []
     for attention in attentions(documents):
-        own = by_seed(documents, every, attention=attention)
+        scores = by_seed(documents, every, attention=attention)
         two = ("" if base == attention else base for base in ("softmax", BLIND))
-        rows.append((called[attention], *cells(own, *two, _alone(attention))))
+        rows.append((called[attention], *cells(scores, *two, _alone(attention))))
     for attention, functions, penalty in _selections(documents):
-        own = by_seed(documents, _selected(penalty, "accuracy"), attention=attention)
-        found = cells(own, "softmax", BLIND, attention)
-        rows.append((_chosen_name(functions, penalty), *found))
+        scores = by_seed(documents, _selected(penalty, "accuracy"), attention=attention)
+        row = cells(scores, "softmax", BLIND, attention)
+        rows.append((_chosen_name(functions, penalty), *row))
     header = ("attention", "− discrete softmax", "− question only", "− one mode, same N")
     return Listing(title, header, rows)
 
 
 def _alone(attention: str) -> str:
     """What several modes are compared with: one, with as many functions. "" for one mode."""
-    own = plane(attention)
-    return f"continuous-softmax-{own.functions}" if own and own.modes > 1 else ""
+    settings = plane(attention)
+    return f"continuous-softmax-{settings.functions}" if settings and settings.modes > 1 else ""
 
 
 def _chosen_name(functions: int, penalty: str) -> str:
@@ -196,29 +198,29 @@ def _agreements(documents: Sequence[Document], title: str) -> Listing:
     called = names(documents)
     rows = []
     for attention in attentions(documents):
-        found = [
+        measures = [
             by_seed(documents, _agreement(name), attention=attention)
             for name in ("mass", "area", "hit")
         ]
-        if found[0]:
-            rows.append((called[attention], *map(cell, found)))
+        if measures[0]:
+            rows.append((called[attention], *map(cell, measures)))
     return Listing(title, ("attention", "mass inside", "its area", "largest weight near"), rows)
 
 
 def _agreement(name: str) -> Callable[[Document], float | None]:
-    def found(document: Document) -> float | None:
+    def measure(document: Document) -> float | None:
         value: float | None = document["facts"].get("agreement", {}).get(name)
         return value
 
-    return found
+    return measure
 
 
 def verdicts(documents: Sequence[Document], data: str) -> list[str]:
     """Whether the thesis' claims held on this data: one mode does as well as discrete softmax,
     several gain nothing, a larger penalty chooses one mode more often. And whether seeing helped.
     """
-    own = [document for document in documents if document["settings"]["data"] == data]
-    said = [_one_mode(own), _several_modes(own), _penalties(own), _sight(own)]
+    of_data = [document for document in documents if document["settings"]["data"] == data]
+    said = [_one_mode(of_data), _several_modes(of_data), _penalties(of_data), _sight(of_data)]
     if not any(said[:2]):
         said.insert(0, _TOO_FEW)
     return [sentence for sentence in said if sentence]
@@ -228,55 +230,55 @@ def verdict(documents: Sequence[Document], data: str) -> str:
     return " ".join(verdicts(documents, data))
 
 
-def _compared(own: dict[int, float], base: dict[int, float]) -> Estimate | None:
+def _compared(scores: dict[int, float], base: dict[int, float]) -> Estimate | None:
     """Their difference, where seeds enough, not all alike, tell its interval. Modes that are chosen
     may be those that were there: no difference at all."""
-    found = paired(own, base)
-    if found is None or found.half is None or found.count < ENOUGH:
+    gain = paired(scores, base)
+    if gain is None or gain.half is None or gain.count < ENOUGH:
         return None
-    return None if found.half < _EQUAL <= abs(found.mean) else found
+    return None if gain.half < _EQUAL <= abs(gain.mean) else gain
 
 
-def _way(found: Estimate) -> str:
-    if not found.shows:
+def _way(gain: Estimate) -> str:
+    if not gain.shows:
         return "no difference can be told"
-    return "better" if found.mean > 0 else "worse"
+    return "better" if gain.mean > 0 else "worse"
 
 
-def _listed(found: dict[str, Estimate | None]) -> str:
+def _listed(gains: dict[str, Estimate | None]) -> str:
     """By the way they went: "better for A (+1.20 ± 0.30); worse for B (…)"."""
     parts = []
     for way in ("better", "no difference can be told", "worse"):
-        own = [
+        names = [
             f"{name.replace(', ', ' with ', 1)} ({_points(gain)})"
-            for name, gain in found.items()
+            for name, gain in gains.items()
             if gain is not None and _way(gain) == way
         ]
-        parts += [f"{way} for {', '.join(own)}"] if own else []
+        parts += [f"{way} for {', '.join(names)}"] if names else []
     return "; ".join(parts)
 
 
-def _points(found: Estimate) -> str:
-    return difference(found).removesuffix(" *")
+def _points(gain: Estimate) -> str:
+    return difference(gain).removesuffix(" *")
 
 
-def _told(found: dict[str, Estimate | None]) -> tuple[list[Estimate], str]:
+def _told(gains: dict[str, Estimate | None]) -> tuple[list[Estimate], str]:
     """Of those that can be compared; and, where some cannot yet, how many."""
-    known = [gain for gain in found.values() if gain is not None]
-    partly = f" (so far of {len(known)} of {len(found)})" if len(known) < len(found) else ""
+    known = [gain for gain in gains.values() if gain is not None]
+    partly = f" (so far of {len(known)} of {len(gains)})" if len(known) < len(gains) else ""
     return known, partly
 
 
 def _one_mode(documents: Sequence[Document]) -> str:
     every, called = score("accuracy"), names(documents)
     softmax = by_seed(documents, every, attention="softmax")
-    found = {}
+    gains = {}
     for attention in attentions(documents):
-        own = plane(attention)
-        if own is not None and own.modes == 1:
+        settings = plane(attention)
+        if settings is not None and settings.modes == 1:
             gain = _compared(by_seed(documents, every, attention=attention), softmax)
-            found[called[attention]] = gain
-    known, partly = _told(found)
+            gains[called[attention]] = gain
+    known, partly = _told(gains)
     if not known:
         return ""
     worse = sum(_way(gain) == "worse" for gain in known)
@@ -287,7 +289,7 @@ def _one_mode(documents: Sequence[Document]) -> str:
         how = "held" if lowest >= -_MARGIN else "was neither confirmed nor refuted"
     return (
         f"The claim that one continuous mode does as well as discrete softmax {how} here{partly}: "
-        f"against it, in points, {_listed(found)}. Their intervals reach down to "
+        f"against it, in points, {_listed(gains)}. Their intervals reach down to "
         f"{_signed(lowest)}; to hold takes −{100 * _MARGIN:g} or more."
     )
 
@@ -295,16 +297,16 @@ def _one_mode(documents: Sequence[Document]) -> str:
 def _several_modes(documents: Sequence[Document]) -> str:
     """Against one mode with as many functions; chosen at test time, of the same network."""
     every, called = score("accuracy"), names(documents)
-    found = {}
+    gains = {}
     for attention in attentions(documents):
         if one := _alone(attention):
             pair = (by_seed(documents, every, attention=name) for name in (attention, one))
-            found[called[attention]] = _compared(*pair)
+            gains[called[attention]] = _compared(*pair)
     for attention, functions, penalty in _selections(documents):
-        own = by_seed(documents, _selected(penalty, "accuracy"), attention=attention)
-        gain = _compared(own, by_seed(documents, every, attention=attention))
-        found[_chosen_name(functions, penalty)] = gain
-    known, partly = _told(found)
+        scores = by_seed(documents, _selected(penalty, "accuracy"), attention=attention)
+        gain = _compared(scores, by_seed(documents, every, attention=attention))
+        gains[_chosen_name(functions, penalty)] = gain
+    known, partly = _told(gains)
     if not known:
         return ""
     highest = max(gain.mean + (gain.half or 0.0) for gain in known)
@@ -314,7 +316,7 @@ def _several_modes(documents: Sequence[Document]) -> str:
         how = "held" if highest <= _MARGIN else "was neither confirmed nor refuted"
     return (
         f"That several modes bring no clear gain in accuracy {how} here{partly}: against one mode, "
-        f"in points, {_listed(found)}. Their intervals reach up to {_signed(highest)}; to hold "
+        f"in points, {_listed(gains)}. Their intervals reach up to {_signed(highest)}; to hold "
         f"takes +{100 * _MARGIN:g} or less."
     )
 
@@ -341,9 +343,9 @@ def _penalties(documents: Sequence[Document]) -> str:
 
 def _sight(documents: Sequence[Document]) -> str:
     pair = (by_seed(documents, score("accuracy"), attention=name) for name in ("softmax", BLIND))
-    found = _compared(*pair)
-    if found is None:
+    gain = _compared(*pair)
+    if gain is None:
         return ""
     way = {"better": "helped", "worse": "did harm"}
-    how = way.get(_way(found), "made no difference that can be told")
-    return f"Seeing the picture {how}: discrete softmax − question only is {_points(found)} points."
+    how = way.get(_way(gain), "made no difference that can be told")
+    return f"Seeing the picture {how}: discrete softmax − question only is {_points(gain)} points."

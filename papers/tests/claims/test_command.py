@@ -60,13 +60,13 @@ def test_table_counterexample_and_count():
 
 @pytest.mark.usefixtures("book")
 def test_json_alone_on_standard_output():
-    found = json.loads(call("--json", "-").stdout)
-    assert [(each["id"], each["verdict"]) for each in found] == [
+    entries = json.loads(call("--json", "-").stdout)
+    assert [(each["id"], each["verdict"]) for each in entries] == [
         ("D-E1", "CONFIRMED"),
         ("L-5", "REFUTED"),
     ]
-    assert found[0]["figure"] == 1e-17
-    assert all(each["seconds"] >= 0 for each in found)
+    assert entries[0]["figure"] == 1e-17
+    assert all(each["seconds"] >= 0 for each in entries)
 
 
 @pytest.mark.usefixtures("book")

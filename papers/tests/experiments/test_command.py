@@ -77,24 +77,24 @@ def refused(code, text, study, out, *options):
 
 
 def result_of(out, name="softmax-0"):
-    found = json.loads((out / "vit" / "smoke" / "toy" / f"{name}.json").read_text())
-    del found["cost"]["seconds"]
-    return found
+    document = json.loads((out / "vit" / "smoke" / "toy" / f"{name}.json").read_text())
+    del document["cost"]["seconds"]
+    return document
 
 
 @pytest.fixture
 def steps(monkeypatch):
     """The steps that are made, and what is to happen at one of them, by its number from 1 on."""
-    made, strikes = [], {}
+    taken, strikes = [], {}
     real = loop._Run._trained
 
     def trained(self, step):
-        made.append(step)
-        strikes.get(len(made), lambda: None)()
+        taken.append(step)
+        strikes.get(len(taken), lambda: None)()
         return real(self, step)
 
     monkeypatch.setattr(loop._Run, "_trained", trained)
-    return made, strikes
+    return taken, strikes
 
 
 # ---- what it says

@@ -138,8 +138,8 @@ def test_features_are_the_networks(places, tmp_path):
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     for split, part in ((data.train, "train"), (data.test, "test")):
         assert len(split.pictures) == 2
-        found = split.pictures.gathered(torch.tensor([1, 0, 1]))
-        assert found.dtype == torch.float32
+        features = split.pictures.gathered(torch.tensor([1, 0, 1]))
+        assert features.dtype == torch.float32
         for row, place in enumerate((1, 0, 1)):
             with Image.open(folder / "images" / f"{LISTS[part][place]}.jpg") as picture:
                 values = np.asarray(picture)
@@ -149,7 +149,7 @@ def test_features_are_the_networks(places, tmp_path):
                 expected = reference.features[:14](x[None])[0].permute(1, 2, 0)
             assert expected.shape == (14, 14, 12)
             # kept in half precision: 11 bits
-            torch.testing.assert_close(found[row], expected, rtol=2**-10, atol=1e-3)
+            torch.testing.assert_close(features[row], expected, rtol=2**-10, atol=1e-3)
 
 
 def test_features_are_made_once(places, tmp_path):
@@ -271,8 +271,8 @@ def test_a_mark_before_the_first_line_and_columns_named_twice(places):
     folder, weights = places
     path = folder / "data.csv"
     plain = load_daquar(folder, weights)
-    for own in (path, folder / "train_images_list.txt"):
-        own.write_bytes(b"\xef\xbb\xbf" + own.read_bytes())
+    for file in (path, folder / "train_images_list.txt"):
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     marked = load_daquar(folder, weights)
     assert torch.equal(marked.train.words, plain.train.words)
     assert marked.note == plain.note
@@ -372,14 +372,14 @@ def test_the_real_features():
     if not (kept / "features.json").is_file():
         needs.skip("no build/experiments/daquar-features (load_daquar's cache)", covers)
 
-    def made(done, total):
+    def advance(done, total):
         needs.skip(f"{kept.name} was made of something else", covers)
 
-    data, network = load_daquar(folder, weights, kept, made), read_mobilenet(weights)
+    data, network = load_daquar(folder, weights, kept, advance), read_mobilenet(weights)
     for split, place in ((data.train, 794), (data.test, 0)):
-        found = split.pictures.gathered(torch.tensor([place]))
-        assert found.shape == (1, 14, 14, 96)
+        features = split.pictures.gathered(torch.tensor([place]))
+        assert features.shape == (1, 14, 14, 96)
         with torch.no_grad():
             x = prepared(split.pictures.shown(place))
             expected = network.grid(x[None]).permute(0, 2, 3, 1)
-        torch.testing.assert_close(found, expected, rtol=2**-10, atol=2e-3)
+        torch.testing.assert_close(features, expected, rtol=2**-10, atol=2e-3)

@@ -125,11 +125,11 @@ def test_arrays_by_columns(tmp_path):
 class Call:
     """Pickled as a call, and a state where one is given."""
 
-    def __init__(self, *made):
-        self.made = made
+    def __init__(self, *call):
+        self.call = call
 
     def __reduce__(self):
-        return self.made
+        return self.call
 
 
 FORGED = {

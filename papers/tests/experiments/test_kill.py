@@ -60,15 +60,15 @@ def reached(now, before, moment):
 
 def results(out):
     """All that is stored, but for the seconds it took."""
-    found = {}
+    runs = {}
     for path in sorted(out.rglob("*-0.json")):
         document = json.loads(path.read_text())
         document["cost"].pop("seconds")
         state, aside = Checkpoints(path.with_suffix(""), {}).newest()
         assert aside == []
         metrics = (path.with_suffix("") / "metrics.jsonl").read_text()
-        found[path.relative_to(out)] = (document, metrics, state.step, state.tensors)
-    return found
+        runs[path.relative_to(out)] = (document, metrics, state.step, state.tensors)
+    return runs
 
 
 def assert_same(left, right):

@@ -11,12 +11,12 @@ def test_the_share_dropped_and_the_mean_kept(share):
     torch.manual_seed(0)
     count = 200_000
     x = torch.full((count,), 3.0)
-    found = Dropout(share)(x)
-    lost = float((found == 0).float().mean())
+    output = Dropout(share)(x)
+    lost = float((output == 0).float().mean())
     assert abs(lost - share) < 5 * (share * (1 - share) / count) ** 0.5
     kept = 1 - round(share * 2**16) / 2**16
-    torch.testing.assert_close(found[found != 0].unique(), torch.tensor([3 / kept]))
-    assert float(found.mean()) == pytest.approx(3, abs=0.1)
+    torch.testing.assert_close(output[output != 0].unique(), torch.tensor([3 / kept]))
+    assert float(output.mean()) == pytest.approx(3, abs=0.1)
 
 
 def test_entries_are_dropped_independently():
@@ -35,30 +35,30 @@ def test_nothing_is_dropped_when_not_training_or_by_none():
 
 def test_the_gradient_has_the_same_mask():
     x = torch.randn(6, 7, requires_grad=True)
-    found = Dropout(0.4)(x)
-    found.sum().backward()
-    torch.testing.assert_close(x.grad, found.detach() / x.detach())
+    output = Dropout(0.4)(x)
+    output.sum().backward()
+    torch.testing.assert_close(x.grad, output.detach() / x.detach())
     assert bool((x.grad == 0).any())
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (3,), (4,), (5, 7), (2, 0, 3), ()])
 def test_any_number_of_entries(shape):
-    found = Dropout(0.5)(torch.ones(shape))
-    assert found.shape == torch.Size(shape)
-    assert set(found.flatten().tolist()) <= {0.0, 2.0}
+    output = Dropout(0.5)(torch.ones(shape))
+    assert output.shape == torch.Size(shape)
+    assert set(output.flatten().tolist()) <= {0.0, 2.0}
 
 
 def test_what_is_not_contiguous():
     torch.manual_seed(1)
     x = torch.arange(1.0, 13).reshape(3, 4).T
-    found = Dropout(0.5)(x)
-    assert set((found / x).flatten().tolist()) == {0.0, 2.0}
+    output = Dropout(0.5)(x)
+    assert set((output / x).flatten().tolist()) == {0.0, 2.0}
 
 
 def test_half_precision_stays_so():
-    found = Dropout(0.25)(torch.ones(64, dtype=torch.bfloat16))
-    assert found.dtype == torch.bfloat16
-    assert set(found.tolist()) == {0.0, float(torch.tensor(4 / 3).bfloat16())}
+    output = Dropout(0.25)(torch.ones(64, dtype=torch.bfloat16))
+    assert output.dtype == torch.bfloat16
+    assert set(output.tolist()) == {0.0, float(torch.tensor(4 / 3).bfloat16())}
 
 
 def test_a_seed_repeats_it():
@@ -74,15 +74,15 @@ def test_a_seed_repeats_it():
 def test_the_mean_is_kept_where_the_share_is_rounded(share):
     """What is kept is a whole number of 65,536, whose inverse is the scale."""
     torch.manual_seed(0)
-    found = Dropout(share)(torch.ones(400_000))
-    (scale,) = found[found != 0].unique().tolist()
+    output = Dropout(share)(torch.ones(400_000))
+    (scale,) = output[output != 0].unique().tolist()
     lost = min(round(share * 2**16), 2**16 - 1)
     assert scale == pytest.approx(2**16 / (2**16 - lost))
 
 
 def test_almost_all_dropped():
-    found = Dropout(1 - 1e-7)(torch.ones(10_000))
-    assert int((found != 0).sum()) < 10
+    output = Dropout(1 - 1e-7)(torch.ones(10_000))
+    assert int((output != 0).sum()) < 10
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])

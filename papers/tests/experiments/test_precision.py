@@ -18,9 +18,9 @@ class Noting(nn.Linear):
     """Keeps the kinds of numbers it gave, before they are widened for the caller."""
 
     def forward(self, x):
-        found = super().forward(x)
-        self.kinds = getattr(self, "kinds", set()) | {found.dtype}
-        return found
+        output = super().forward(x)
+        self.kinds = getattr(self, "kinds", set()) | {output.dtype}
+        return output
 
 
 class Noted(Line):
@@ -46,10 +46,10 @@ def run(folder, precision="no", resume=False, stop=None):
 
 
 def test_bf16_is_that_of_the_layers_and_the_weights_stay_float32(tmp_path):
-    plain, found = run(tmp_path / "no")[0], run(tmp_path / "bf16", "bf16")
+    plain, lowered = run(tmp_path / "no")[0], run(tmp_path / "bf16", "bf16")
     assert plain == {torch.float32}
-    assert found[0] == {torch.bfloat16}
-    assert {x.dtype for x in found[1].tensors.values()} == {torch.float32}
+    assert lowered[0] == {torch.bfloat16}
+    assert {x.dtype for x in lowered[1].tensors.values()} == {torch.float32}
     assert run(tmp_path / "again")[0] == {torch.float32}  # and the next run has its own
 
 

@@ -63,12 +63,12 @@ def work(rank, port, out):
     if rank == 1:
         runs.write_whole = None  # it would fail if the second process stored a result
     for name in STUDIES:
-        own, wanted = study(name), job(name)
+        its_study, wanted = study(name), job(name)
         try:
-            carry_out(wanted, own, out, advance=stop, say=said.append)
+            carry_out(wanted, its_study, out, advance=stop, say=said.append)
         except Stop:
             assert stored(wanted, out) is None
-        carry_out(wanted, own, out, say=said.append)
+        carry_out(wanted, its_study, out, say=said.append)
     busy = replace(job("vit"), variant="busy")
     try:
         carry_out(busy, study("vit"), out, say=said.append)

@@ -28,7 +28,7 @@ def quiet(text):
     pass
 
 
-def made(out, job=JOB, study=None, **settings):
+def run_job(out, job=JOB, study=None, **settings):
     return carry_out(job, study or Line(), out, say=quiet, **settings)
 
 
@@ -36,7 +36,7 @@ def made(out, job=JOB, study=None, **settings):
 def whole(tmp_path_factory):
     """The folder of a run that is done, and its result."""
     out = tmp_path_factory.mktemp("whole")
-    return out, made(out, note="of points")
+    return out, run_job(out, note="of points")
 
 
 def without_seconds(document):
@@ -62,31 +62,31 @@ def test_a_result_is_what_is_stored(whole):
 def test_nothing_is_stored_before_the_end(tmp_path):
     assert stored(JOB, tmp_path) is None
     seen = []
-    made(tmp_path, advance=lambda step, numbers: seen.append(stored(JOB, tmp_path)))
+    run_job(tmp_path, advance=lambda step, numbers: seen.append(stored(JOB, tmp_path)))
     assert seen == [None] * 12
 
 
 def test_a_run_whose_result_was_not_written_is_not_trained_again(whole, tmp_path):
-    made(tmp_path)
+    run_job(tmp_path)
     JOB.file(tmp_path).unlink()
     study = Line()
-    again = made(tmp_path, study=study, note="of points")
+    again = run_job(tmp_path, study=study, note="of points")
     assert study.steps == 0
     assert without_seconds(again) == without_seconds(whole[1])
 
 
 def test_one_that_stopped_early_is_not_trained_further(tmp_path):
     job = line_job(patience=2, evaluate_every=2)
-    first = made(tmp_path, job, Line(told=[0.5, 0.4, 0.3]))
+    first = run_job(tmp_path, job, Line(told=[0.5, 0.4, 0.3]))
     assert first["cost"]["steps"] == 6
     job.file(tmp_path).unlink()
     study = Line()
-    assert without_seconds(made(tmp_path, job, study)) == without_seconds(first)
+    assert without_seconds(run_job(tmp_path, job, study)) == without_seconds(first)
     assert study.steps == 0
 
 
 def test_again_begins_at_the_first_step(whole, tmp_path):
-    made(tmp_path)
+    run_job(tmp_path)
     study = Line()
     said = []
     document = carry_out(JOB, study, tmp_path, note="of points", again=True, say=said.append)
@@ -126,7 +126,7 @@ def test_settings_survive_json(tmp_path):
     job = line_job(config={"functions": (100, 49), "share": 0.1, "none": None})
     assert json.loads(json.dumps(job.settings())) == job.settings()
     assert job.settings()["functions"] == [100, 49]
-    made(tmp_path, job)
+    run_job(tmp_path, job)
     assert stored(job, tmp_path) is not None
     other = line_job(config={"functions": (100, 50), "share": 0.1, "none": None})
     with pytest.raises(OtherConfig, match=r"functions was \[100, 49\], is \[100, 50\]"):
@@ -135,10 +135,10 @@ def test_settings_survive_json(tmp_path):
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        made(tmp_path, advance=stop_at(7))
+        run_job(tmp_path, advance=stop_at(7))
     with pytest.raises(OtherConfig, match=r"training\.batch was 4, is 2"):
-        made(tmp_path, line_job(batch=2))
-    assert made(tmp_path, line_job(batch=2), again=True)["settings"]["training"]["batch"] == 2
+        run_job(tmp_path, line_job(batch=2))
+    assert run_job(tmp_path, line_job(batch=2), again=True)["settings"]["training"]["batch"] == 2
 
 
 def stop_at(stop):
@@ -150,12 +150,12 @@ def stop_at(stop):
 
 
 def test_damaged_settings_of_a_checkpoint_are_named(tmp_path):
-    made(tmp_path)
+    run_job(tmp_path)
     JOB.file(tmp_path).unlink()
     (JOB.file(tmp_path).with_suffix("") / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged .*--again"):
-        made(tmp_path)
-    made(tmp_path, again=True)
+        run_job(tmp_path)
+    run_job(tmp_path, again=True)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_facts_that_are_no_numbers_are_not_stored(tmp_path):
             return {"share": float("nan")}
 
     with pytest.raises(ValueError, match="JSON compliant"):
-        made(tmp_path, study=Odd())
+        run_job(tmp_path, study=Odd())
     assert not JOB.file(tmp_path).exists()
 
 
@@ -223,32 +223,32 @@ def test_facts_of_a_network_that_diverged_are_told_with_the_step(tmp_path):
     with pytest.raises(
         Diverged, match=r"weights must be finite; .* at step 12; the last checkpoint"
     ):
-        made(tmp_path, study=Odd())
+        run_job(tmp_path, study=Odd())
 
 
 def test_again_that_is_stopped_is_not_taken_for_done(whole, tmp_path):
-    made(tmp_path)
+    run_job(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        made(tmp_path, again=True, advance=stop_at(7))
+        run_job(tmp_path, again=True, advance=stop_at(7))
     assert stored(JOB, tmp_path) is None
     study = Line()
-    assert made(tmp_path, study=study)["scores"] == whole[1]["scores"]
+    assert run_job(tmp_path, study=study)["scores"] == whole[1]["scores"]
     assert study.steps == 6
 
 
 def test_a_busy_run_keeps_its_result_though_it_is_to_be_made_again(tmp_path):
-    made(tmp_path)
+    run_job(tmp_path)
     with (JOB.file(tmp_path).with_suffix("") / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(Busy):
-            made(tmp_path, again=True)
+            run_job(tmp_path, again=True)
     assert stored(JOB, tmp_path) is not None
 
 
 @pytest.mark.parametrize("left", [None, 0, 100, 500])
 def test_lost_metrics_do_not_change_the_curve(whole, tmp_path, left):
     """left: bytes of the file; None: it is not there."""
-    made(tmp_path)
+    run_job(tmp_path)
     JOB.file(tmp_path).unlink()
     path = JOB.file(tmp_path).with_suffix("") / "metrics.jsonl"
     kept = path.read_bytes()
@@ -256,7 +256,7 @@ def test_lost_metrics_do_not_change_the_curve(whole, tmp_path, left):
     path.unlink()
     if left is not None:
         path.write_bytes(kept[:left])
-    assert made(tmp_path)["curve"] == whole[1]["curve"]
+    assert run_job(tmp_path)["curve"] == whole[1]["curve"]
     assert path.read_bytes() == kept
 
 
@@ -264,7 +264,7 @@ def test_half_written_files_of_a_kill_are_removed(tmp_path):
     folder = JOB.file(tmp_path).with_suffix("")
     folder.mkdir(parents=True)
     (folder / ".step-00000003.safetensors.77").write_bytes(b"half")
-    made(tmp_path)
+    run_job(tmp_path)
     assert not list(folder.glob(".step-*"))
 
 
@@ -299,12 +299,12 @@ def test_a_run_of_another_process_is_left_to_it_until_that_is_killed(whole, tmp_
         assert other.stdout.readline() == "held\n"
         study = Line()
         with pytest.raises(Busy, match=r"another process is at the run in .*plain-0"):
-            made(tmp_path, study=study)
+            run_job(tmp_path, study=study)
         assert study.steps == 0
-        made(tmp_path, line_job(seed=1))  # others are free
+        run_job(tmp_path, line_job(seed=1))  # others are free
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
-    assert made(tmp_path)["scores"] == whole[1]["scores"]
+    assert run_job(tmp_path)["scores"] == whole[1]["scores"]
 
 
 def test_the_lock_is_held_to_the_end_and_then_free(tmp_path):
@@ -319,7 +319,7 @@ def test_the_lock_is_held_to_the_end_and_then_free(tmp_path):
             return True
 
     seen = []
-    made(tmp_path, advance=lambda step, numbers: seen.append(free()))
+    run_job(tmp_path, advance=lambda step, numbers: seen.append(free()))
     assert seen == [False] * 12
     assert free()
 
@@ -329,15 +329,15 @@ def test_only_the_main_process_stores(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "write_whole", lambda path, content: written.append(Path(path)))
     with monkeypatch.context() as second:
         second.setattr(runs, "is_main", lambda: False)
-        made(tmp_path / "other")
+        run_job(tmp_path / "other")
     assert written == []
-    made(tmp_path / "main")
+    run_job(tmp_path / "main")
     assert [path.name for path in written] == ["plain-0.json"]
 
 
 def test_a_damaged_checkpoint_changes_nothing_but_the_way(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        made(tmp_path, advance=stop_at(8))
+        run_job(tmp_path, advance=stop_at(8))
     newest = JOB.file(tmp_path).with_suffix("") / "step-00000006.json"
     newest.write_text(newest.read_text().replace("0.", "1.", 1))
     study, said = Line(), []
@@ -349,4 +349,4 @@ def test_a_damaged_checkpoint_changes_nothing_but_the_way(whole, tmp_path):
 
 def test_random_numbers_before_a_run_do_not_change_it(whole, tmp_path):
     torch.rand(7)
-    assert made(tmp_path)["curve"] == whole[1]["curve"]
+    assert run_job(tmp_path)["curve"] == whole[1]["curve"]

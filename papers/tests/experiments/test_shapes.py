@@ -52,23 +52,23 @@ def understood(text, things):
     """The answer and the things the question is about; None for one that must not be asked."""
     words = text.split()
     if text.startswith("is there a"):
-        found = [t for t in things if [t.colour, t.shape] == words[3:]]
-        return ("yes" if found else "no"), found
+        fitting = [t for t in things if [t.colour, t.shape] == words[3:]]
+        return ("yes" if fitting else "no"), fitting
     if text.startswith("is the"):
         return compared(things, words[2], words[-2], words[4])
     if text.startswith("how many"):
-        found = [t for t in things if words[2] in (t.colour, t.shape + "s")]
-        return (str(len(found)), found) if len(found) < 4 else None
+        fitting = [t for t in things if words[2] in (t.colour, t.shape + "s")]
+        return (str(len(fitting)), fitting) if len(fitting) < 4 else None
     name = words[3:][1]
     ends = {"leftmost": (1, 0), "rightmost": (-1, 0), "topmost": (0, 1), "bottommost": (0, -1)}
     if name in ends:
         a, b = ends[name]
         order = sorted(things, key=lambda t: a * t.x + b * t.y)
         first, second = (a * t.x + b * t.y for t in order[:2])
-        found = order[:1] if second - first >= 6 else []
+        fitting = order[:1] if second - first >= 6 else []
     else:
-        found = [t for t in things if name in (t.colour, t.shape)]
-    return (getattr(found[0], words[1]), found) if len(found) == 1 else None
+        fitting = [t for t in things if name in (t.colour, t.shape)]
+    return (getattr(fitting[0], words[1]), fitting) if len(fitting) == 1 else None
 
 
 def compared(things, first, second, side):
@@ -82,8 +82,8 @@ def compared(things, first, second, side):
 
 
 def wrong(questions, seen):
-    found = [(understood(text, seen[place].things), answer) for place, text, answer in questions]
-    return sum(reading is None or reading[0] != answer for reading, answer in found)
+    readings = [(understood(text, seen[place].things), answer) for place, text, answer in questions]
+    return sum(reading is None or reading[0] != answer for reading, answer in readings)
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -124,9 +124,9 @@ def test_every_text_has_each_answer_equally_often(data, part, options):
     for _, text, answer in asked(data, part):
         counts[text][answer] += 1
     assert counts
-    for text, found in counts.items():
-        assert sorted(found) == sorted(possible(text)), text
-        assert len(set(found.values())) == 1, (text, found)
+    for text, answers in counts.items():
+        assert sorted(answers) == sorted(possible(text)), text
+        assert len(set(answers.values())) == 1, (text, answers)
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -135,7 +135,7 @@ def test_who_does_not_look_is_right_by_chance(data, part):
     learnt = defaultdict(Counter)
     for _, text, answer in asked(data, "train"):
         learnt[text][answer] += 1
-    best = {text: found.most_common(1)[0][0] for text, found in learnt.items()}
+    best = {text: answers.most_common(1)[0][0] for text, answers in learnt.items()}
     known = [(text, answer) for _, text, answer in questions if text in best]
     right = sum(best[text] == answer for text, answer in known)
     even = sum(1 / len(possible(text)) for text, _ in known)
@@ -160,8 +160,8 @@ def test_shares_and_kinds(data, part):
 
 @pytest.mark.parametrize("most", [1, 3, 8])
 def test_questions_a_picture(most):
-    found = load_shapes(images=COUNTS, most=most)
-    for split, pictures in zip((found.train, found.test), COUNTS, strict=True):
+    data = load_shapes(images=COUNTS, most=most)
+    for split, pictures in zip((data.train, data.test), COUNTS, strict=True):
         assert int(split.picture.bincount().max()) <= most
         assert 0.75 * most <= len(split) / pictures <= most
         rows = torch.cat([split.picture[:, None], split.words], 1)
@@ -184,10 +184,10 @@ def test_what_it_says_of_itself(data):
 
 
 def box(thing, shape=(64, 64)):
-    found = np.zeros(shape, bool)
+    mask = np.zeros(shape, bool)
     r = thing.radius
-    found[thing.y - r : thing.y + r + 1, thing.x - r : thing.x + r + 1] = True
-    return found
+    mask[thing.y - r : thing.y + r + 1, thing.x - r : thing.x + r + 1] = True
+    return mask
 
 
 def near(image, colour):

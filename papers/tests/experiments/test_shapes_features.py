@@ -15,31 +15,31 @@ from papers.experiments.data.shapes import features, load_seen, load_shapes
 IMAGES = (128, 40)
 
 
-def made(cache, **settings):
+def load_features(cache, **settings):
     """The data, and how many steps were trained for it."""
     steps = []
-    found = load_seen(
+    data = load_seen(
         cache, images=IMAGES, advance=lambda done, total: steps.append((done, total)), **settings
     )
-    return found, steps
+    return data, steps
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
-    return (*made(folder), folder)
+    return (*load_features(folder), folder)
 
 
 def test_features_stand_in_for_pixels(first):
     data, steps, _ = first
     plain = load_shapes(images=IMAGES)
     assert steps == [(n, 12) for n in range(1, 13)]  # six epochs of two batches
-    for own, other in ((data.train, plain.train), (data.test, plain.test)):
+    for split, other in ((data.train, plain.train), (data.test, plain.test)):
         places = torch.tensor([0, 3])
-        assert own.pictures.gathered(places).shape == (2, 8, 8, 48)
-        assert own.pictures.gathered(places).dtype == torch.float32
-        assert torch.equal(own.words, other.words)
-        shown = torch.as_tensor(own.pictures.shown(3)).permute(2, 0, 1)
+        assert split.pictures.gathered(places).shape == (2, 8, 8, 48)
+        assert split.pictures.gathered(places).dtype == torch.float32
+        assert torch.equal(split.words, other.words)
+        shown = torch.as_tensor(split.pictures.shown(3)).permute(2, 0, 1)
         assert torch.equal(shown, other.pictures.images[3])
     assert data.note.startswith(plain.note)
 
@@ -98,14 +98,14 @@ def test_it_learns_to_name():
 
 def test_kept_features_are_used(first):
     data, _, folder = first
-    again, steps = made(folder)
+    again, steps = load_features(folder)
     assert steps == []
     assert torch.equal(again.test.pictures.features, data.test.pictures.features)
     assert again.note == data.note
 
 
 def test_without_a_cache_they_are_the_same(first):
-    again, _ = made(None)
+    again, _ = load_features(None)
     assert torch.equal(again.train.pictures.features, first[0].train.pictures.features)
 
 
@@ -121,8 +121,8 @@ def test_what_does_not_fit_is_made_again(first, tmp_path, damage):
         (tmp_path / "shapes.safetensors").write_bytes(part)
     text = "[]" if damage == "no facts" else json.dumps(facts)
     (tmp_path / "shapes.json").write_text(text)
-    assert made(tmp_path)[1] == steps
-    assert made(tmp_path)[1] == []
+    assert load_features(tmp_path)[1] == steps
+    assert load_features(tmp_path)[1] == []
 
 
 @pytest.mark.parametrize("damage", ["spoilt", "no checksum", "odd share", "nothing"])
@@ -162,5 +162,5 @@ def test_torch_s_own_random_numbers_are_left_alone():
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
-    made(None)
+    load_features(None)
     assert torch.equal(torch.rand(3), wanted)

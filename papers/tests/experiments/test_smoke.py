@@ -22,9 +22,9 @@ def carried_out(study, out):
 @pytest.mark.xdist_group("smoke")
 def test_vit(tmp_path):
     text = carried_out("vit", tmp_path)
-    own = VIT["smoke"]
+    preset = VIT["smoke"]
     files = list((tmp_path / "vit/smoke/toy").glob("*.json"))
-    assert len(files) == len(own.attentions) * own.seeds * len(own.rates)
+    assert len(files) == len(preset.attentions) * preset.seeds * len(preset.rates)
     for name in (
         "Table 2",
         "Difference to ViT",
@@ -41,9 +41,9 @@ def test_vit(tmp_path):
 @pytest.mark.xdist_group("smoke")
 def test_vqa(tmp_path):
     text = carried_out("vqa", tmp_path)
-    own = VQA["smoke"].courses["shapes-tiny"]
+    course = VQA["smoke"].courses["shapes-tiny"]
     files = list((tmp_path / "vqa/smoke/shapes-tiny").glob("*.json"))
-    assert {path.stem for path in files} == {f"{name}-0" for name in own.attentions()}
+    assert {path.stem for path in files} == {f"{name}-0" for name in course.attentions()}
     for name in ("Table 6.2", "Table 6.3", "Table 6.4", "test-MCA", "mass inside", "question only"):
         assert name in text
     again = carried_out("vqa", tmp_path)  # nothing is left to do

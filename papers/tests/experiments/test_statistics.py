@@ -8,10 +8,10 @@ from papers.experiments.statistics import Estimate, estimate, paired
 
 def test_an_interval_by_hand():
     """1 to 5: mean 3, deviation sqrt(5 / 2); Student's t with 4 degrees has 2.776445 at 97.5 %."""
-    found = estimate([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found.mean == 3.0
-    assert found.half == pytest.approx(2.776445 * (2.5 / 5) ** 0.5, rel=1e-6)
-    assert found.count == 5
+    result = estimate([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert result.mean == 3.0
+    assert result.half == pytest.approx(2.776445 * (2.5 / 5) ** 0.5, rel=1e-6)
+    assert result.count == 5
 
 
 def test_two_runs_have_a_wide_interval():
@@ -21,30 +21,32 @@ def test_two_runs_have_a_wide_interval():
 
 def test_an_interval_by_scipy():
     values = [0.871, 0.883, 0.8795, 0.9012]
-    found = estimate(values)
+    result = estimate(values)
     low, high = stats.t.interval(0.95, 3, loc=sum(values) / 4, scale=stats.sem(values))
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert (result.mean - result.half, result.mean + result.half) == pytest.approx((low, high))
 
 
 def test_one_run_tells_no_interval():
-    found = estimate([0.7])
-    assert found == Estimate(0.7, None, 1)
-    assert not found.beyond_zero
-    assert found.text() == "70.00"
+    result = estimate([0.7])
+    assert result == Estimate(0.7, None, 1)
+    assert not result.beyond_zero
+    assert result.text() == "70.00"
     with pytest.raises(ValueError, match="at least one"):
         estimate([])
 
 
 def test_differences_are_of_the_same_seed():
-    own = {0: 0.81, 1: 0.86, 2: 0.79, 7: 0.1}
+    scores = {0: 0.81, 1: 0.86, 2: 0.79, 7: 0.1}
     base = {2: 0.78, 1: 0.84, 0: 0.80, 9: 0.9}
-    found = paired(own, base)
-    assert found.count == 3
-    assert found.mean == pytest.approx((0.01 + 0.02 + 0.01) / 3)
+    difference = paired(scores, base)
+    assert difference.count == 3
+    assert difference.mean == pytest.approx((0.01 + 0.02 + 0.01) / 3)
     test = stats.ttest_rel([0.81, 0.86, 0.79], [0.80, 0.84, 0.78])
     low, high = test.confidence_interval(0.95)
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
-    assert found.beyond_zero == (test.pvalue < 0.05)
+    assert (difference.mean - difference.half, difference.mean + difference.half) == pytest.approx(
+        (low, high)
+    )
+    assert difference.beyond_zero == (test.pvalue < 0.05)
 
 
 def test_no_common_seed_no_difference():

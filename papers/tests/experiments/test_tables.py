@@ -13,7 +13,7 @@ SIZE = {"width": 64, "layers": 3, "heads": 4, "dropout": 0.0}
 
 
 def document(data, attention, seed, scores, rate=1e-3, variant=None, facts=None, **cost):
-    own = {"steps": 1200, "seconds": 60.0, "flops": 3.25e12, "parameters": 102_500, "threads": 1}
+    usual = {"steps": 1200, "seconds": 60.0, "flops": 3.25e12, "parameters": 102_500, "threads": 1}
     return {
         "settings": {
             "study": "vit",
@@ -28,15 +28,15 @@ def document(data, attention, seed, scores, rate=1e-3, variant=None, facts=None,
         "note": "",
         "scores": scores,
         "facts": facts or {},
-        "cost": own | cost,
+        "cost": usual | cost,
         "curve": [],
         "versions": {"fenchel": "1.2.3"},
     }
 
 
 def titled(listings, text):
-    (found,) = [listing for listing in listings if text in listing.title]
-    return [tuple(found.header), *(tuple(row) for row in found.rows)]
+    (listing,) = [listing for listing in listings if text in listing.title]
+    return [tuple(listing.header), *(tuple(row) for row in listing.rows)]
 
 
 # ---- the vision transformer
@@ -113,8 +113,8 @@ def test_no_run_no_table():
 
 
 def scores(overall, yes=0.6, number=None):
-    found = {"accuracy": overall, "yes/no": yes, "other": 0.25}
-    return found if number is None else found | {"number": number}
+    by_kind = {"accuracy": overall, "yes/no": yes, "other": 0.25}
+    return by_kind if number is None else by_kind | {"number": number}
 
 
 def selected(overall, first):

@@ -21,16 +21,16 @@ TINY = throughput.Sweep(batches=(4, 2), papers=False, rounds=Rounds(1, 1, 0.1))
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     before = torch.get_num_threads()
-    made = json.loads(json.dumps(throughput.run(TINY).as_json()))
+    content = json.loads(json.dumps(throughput.run(TINY).as_json()))
     assert torch.get_num_threads() == before
-    return made
+    return content
 
 
 def test_every_attention_is_timed(document: dict[str, Any]) -> None:
-    found = {(e["case"], e["attention"]) for e in document["results"]}
-    assert ("ViT, small", "transport") in found
-    assert ("VQA, 14 x 14 cells", "continuous-sparsemax-100") in found
-    assert len(found) == 3 + 4 + 4
+    cases = {(e["case"], e["attention"]) for e in document["results"]}
+    assert ("ViT, small", "transport") in cases
+    assert ("VQA, 14 x 14 cells", "continuous-sparsemax-100") in cases
+    assert len(cases) == 3 + 4 + 4
     assert all(e["seconds"] > 0 and e["error"] == "" for e in document["results"])
 
 

@@ -16,7 +16,7 @@ from papers.tests.experiments.files import write_fashion
 SMALL = Size(width=16, inner=24, layers=2, heads=2, dropout=0.0)
 
 
-def made(attention, size=SMALL, side=8):
+def build_vit(attention, size=SMALL, side=8):
     torch.manual_seed(0)
     return VisionTransformer(size, attention, side=side, channels=1, classes=4).double().eval()
 
@@ -35,7 +35,7 @@ def test_the_papers_size_has_3_2_million_parameters(attention):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_an_answer_and_a_gradient_for_every_parameter(attention):
-    model = made(attention)
+    model = build_vit(attention)
     model(images()).square().sum().backward()
     silent = [name for name, x in model.named_parameters() if x.grad is None]
     assert silent == []
@@ -43,14 +43,14 @@ def test_an_answer_and_a_gradient_for_every_parameter(attention):
 
 def test_the_scale_of_transport_is_the_papers_or_vits():
     """softmax(<q, k> / scale) in a head: ViT's scale is the root of the head's width."""
-    gammas = {name: made(name).last.attention.transport.gamma for name in ATTENTIONS[3:5]}
+    gammas = {name: build_vit(name).last.attention.transport.gamma for name in ATTENTIONS[3:5]}
     assert gammas == {"transport": SMALL.width**0.5, "transport-head": _vit_scale()}
     assert gammas["transport"] != gammas["transport-head"]
 
 
 def _vit_scale():
     """Of the heads as they are: how much the scores of two tokens are divided by."""
-    heads = made("softmax").last.attention.heads
+    heads = build_vit("softmax").last.attention.heads
     with torch.no_grad():
         heads.in_proj_weight.zero_()
         heads.in_proj_weight[: 2 * SMALL.width] = torch.eye(SMALL.width).repeat(2, 1)
@@ -64,7 +64,7 @@ def _vit_scale():
 
 def test_reading_by_the_class_token_alone_is_the_whole_layer():
     """The last layer leaves out what nobody reads; a whole layer gives the class token the same."""
-    model = made("softmax")
+    model = build_vit("softmax")
     tokens = model.tokens(images())
     wanted = model.answer(model.norm(model.last(tokens)[:, 0]))
     torch.testing.assert_close(model(images()), wanted, rtol=1e-12, atol=1e-12)
@@ -72,7 +72,7 @@ def test_reading_by_the_class_token_alone_is_the_whole_layer():
 
 @pytest.mark.parametrize("attention", ["softmax", "transport", "transport-head"])
 def test_a_partners_tokens_are_seen_and_trained(attention):
-    model = made(attention)
+    model = build_vit(attention)
     x = images().requires_grad_()
     alone = model(x)
     partner = torch.tensor([1, 0, 3, 2])
@@ -85,14 +85,14 @@ def test_a_partners_tokens_are_seen_and_trained(attention):
 
 def test_two_images_have_no_common_plane():
     with pytest.raises(ValueError, match="sharing = 0"):
-        made("continuous")(images(), torch.tensor([1, 0, 3, 2]))
+        build_vit("continuous")(images(), torch.tensor([1, 0, 3, 2]))
 
 
 def test_misuse_is_refused():
     with pytest.raises(ValueError, match="attention must be of"):
-        made("hardmax")
+        build_vit("hardmax")
     with pytest.raises(ValueError, match="do not tile"):
-        made("softmax", side=10)
+        build_vit("softmax", side=10)
 
 
 @pytest.fixture(scope="module")

@@ -48,8 +48,8 @@ def test_answers_are_processed_as_officially(answer, expected):
 
 
 def test_words():
-    found = words_of("What's on the T-shirt/cap, (if any)?")
-    assert " ".join(found) == "whats on the t shirt cap if any"
+    words = words_of("What's on the T-shirt/cap, (if any)?")
+    assert " ".join(words) == "whats on the t shirt cap if any"
 
 
 def test_questions_and_what_answers_are_worth(tmp_path):
@@ -85,9 +85,9 @@ def test_grids_are_read_when_asked_for(tmp_path, layout, monkeypatch):
     data = load_vqa2(write_vqa2(tmp_path, layout))
     opened, load = [], np.load
     monkeypatch.setattr(np, "load", lambda path: opened.append(path) or load(path))
-    found = data.train.pictures.gathered(torch.tensor([1, 0, 1]))
+    grids = data.train.pictures.gathered(torch.tensor([1, 0, 1]))
     expected = np.stack([grid_of(image) for image in (25, 9, 25)])
-    assert torch.equal(found, torch.from_numpy(expected))
+    assert torch.equal(grids, torch.from_numpy(expected))
     assert len(opened) == 2
     about = [data.train.pictures.images[place] for place in data.train.picture.tolist()]
     assert about == [9, 9, 25, 25]
@@ -104,16 +104,16 @@ def test_half_precision_is_widened(tmp_path):
     folder = write_vqa2(tmp_path)
     path = folder / "features" / "val2014" / "COCO_val2014_000000000042.npz"
     np.savez(path, x=grid_of(42).astype(np.float16))
-    found = load_vqa2(folder).test.pictures.gathered(torch.tensor([0]))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found[0], torch.from_numpy(grid_of(42)), rtol=2**-10, atol=1e-6)
+    grids = load_vqa2(folder).test.pictures.gathered(torch.tensor([0]))
+    assert grids.dtype == torch.float32
+    torch.testing.assert_close(grids[0], torch.from_numpy(grid_of(42)), rtol=2**-10, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_hdf5(tmp_path, layout):
     data = load_vqa2(write_vqa2(tmp_path, layout, hdf5=True))
-    found = data.train.pictures.gathered(torch.tensor([0, 1]))
-    assert torch.equal(found, torch.from_numpy(np.stack([grid_of(9), grid_of(25)])))
+    grids = data.train.pictures.gathered(torch.tensor([0, 1]))
+    assert torch.equal(grids, torch.from_numpy(np.stack([grid_of(9), grid_of(25)])))
 
 
 def test_hdf5_that_is_not_right(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fenchel.nn import Modes
 from papers.experiments.loop import Diverged
 from papers.experiments.vqa.measures import agreement, examples, looks, packed, selection, unpacked
 from papers.experiments.vqa.model import Answered
@@ -27,7 +28,7 @@ class Looking(nn.Module):
 
     def __init__(self, weights):
         super().__init__()
-        self.own = nn.Parameter(torch.zeros(()))
+        self.weight = nn.Parameter(torch.zeros(()))
         self.weights = torch.tensor(weights).flatten()
 
     def forward(self, words, pictures, which):
@@ -54,8 +55,8 @@ def at(*cells):
     ],
 )
 def test_agreement_of_maps_made_by_hand(data, weights, mass, hit):
-    found = agreement(VqaStudy(data, SIZE, "softmax"), Looking(weights))
-    assert found == pytest.approx({"mass": mass, "area": 0.25, "hit": hit}, abs=1e-6)
+    measures = agreement(VqaStudy(data, SIZE, "softmax"), Looking(weights))
+    assert measures == pytest.approx({"mass": mass, "area": 0.25, "hit": hit}, abs=1e-6)
 
 
 def test_only_questions_about_something_count(data):
@@ -64,8 +65,10 @@ def test_only_questions_about_something_count(data):
     regions[::2] = False
     regions[1] = True  # the whole picture
     test = replace(data.test, regions=regions)
-    found = agreement(VqaStudy(replace(data, test=test), SIZE, "softmax"), Looking(at((3, 3, 1.0))))
-    assert found == pytest.approx({"mass": 1 / 6, "area": (5 * 0.25 + 1) / 6, "hit": 1 / 6})
+    measures = agreement(
+        VqaStudy(replace(data, test=test), SIZE, "softmax"), Looking(at((3, 3, 1.0)))
+    )
+    assert measures == pytest.approx({"mass": 1 / 6, "area": (5 * 0.25 + 1) / 6, "hit": 1 / 6})
 
 
 def test_no_agreement_where_nothing_is_known_or_seen(data):
@@ -94,16 +97,16 @@ def test_selection_leaves_the_model_as_it_was(data):
     inputs = batch["words"], batch["pictures"], batch["which"]
     with torch.no_grad():
         before = model(*inputs).scores
-        found = selection(study, model, seed=0)
+        by_price = selection(study, model, seed=0)
         assert torch.equal(model(*inputs).scores, before)
-        assert model.read.density.modes == 1
-        assert selection(study, model, seed=0) == found
-    assert list(found) == ["10", "100", "500"]
-    for own in found.values():
-        assert len(own["modes"]) == 5
-        assert sum(own["modes"]) == pytest.approx(1, abs=1e-4)
-        assert set(own["scores"]) == {"accuracy", "yes/no", "number", "other"}
-    assert found["500"]["modes"][0] >= found["10"]["modes"][0]
+        assert model.read.density.modes == Modes(1)
+        assert selection(study, model, seed=0) == by_price
+    assert list(by_price) == ["10", "100", "500"]
+    for entry in by_price.values():
+        assert len(entry["modes"]) == 5
+        assert sum(entry["modes"]) == pytest.approx(1, abs=1e-4)
+        assert set(entry["scores"]) == {"accuracy", "yes/no", "number", "other"}
+    assert by_price["500"]["modes"][0] >= by_price["10"]["modes"][0]
 
 
 def test_with_one_mode_the_scores_are_those_of_the_network(data, monkeypatch):
@@ -111,9 +114,9 @@ def test_with_one_mode_the_scores_are_those_of_the_network(data, monkeypatch):
     monkeypatch.setattr("papers.experiments.vqa.measures.PENALTIES", (1e9,))
     study, model = continuous(data)
     with torch.no_grad():
-        found = selection(study, model, seed=0)["1e+09"]
-        assert found["modes"] == [1.0, 0.0, 0.0, 0.0, 0.0]
-        assert found["scores"] == study.scores(model)
+        entry = selection(study, model, seed=0)["1e+09"]
+        assert entry["modes"] == [1.0, 0.0, 0.0, 0.0, 0.0]
+        assert entry["scores"] == study.scores(model)
 
 
 def test_a_failure_in_between_leaves_the_model_too(data, monkeypatch):
@@ -121,7 +124,7 @@ def test_a_failure_in_between_leaves_the_model_too(data, monkeypatch):
     monkeypatch.setattr(VqaStudy, "by_kind", lambda self, worth: 1 / 0)
     with torch.no_grad(), pytest.raises(ZeroDivisionError):
         selection(study, model, seed=0)
-    assert model.read.density.modes == 1
+    assert model.read.density.modes == Modes(1)
 
 
 @pytest.mark.parametrize("attention", ["question-only", "softmax", "2-mca-9"])
@@ -136,9 +139,9 @@ def test_modes_are_chosen_only_for_a_gaussian_of_one(data, attention):
 def test_a_map_is_kept_to_a_level():
     shares = torch.rand(16, 16)
     shares /= shares.sum()
-    found = unpacked(packed(shares))
-    assert (found - shares / shares.max()).abs().max() <= 0.5 / 255 + 1e-6
-    assert found.max() == 1
+    levels = unpacked(packed(shares))
+    assert (levels - shares / shares.max()).abs().max() <= 0.5 / 255 + 1e-6
+    assert levels.max() == 1
     assert len(packed(shares)) == 4 * ((256 + 2) // 3)
     assert torch.equal(unpacked(packed(torch.zeros(16, 16))), torch.zeros(16, 16))
 
@@ -154,10 +157,10 @@ def test_looks(data, attention):
     torch.manual_seed(0)
     model = study.build().eval()
     with torch.no_grad():
-        found = looks(study, model)
+        entries = looks(study, model)
         worth = study.worth(model)
-    assert [look["question"] for look in found] == examples(data.test)
-    for look in found:
+    assert [look["question"] for look in entries] == examples(data.test)
+    for look in entries:
         assert look["worth"] == float(worth[look["question"]])
         right = data.answers[int(data.test.answers[look["question"], 0])]
         assert (look["answer"] == right) == (look["worth"] == 1)

@@ -21,7 +21,7 @@ WORDS = torch.tensor([[2, 3, 4, 0], [5, 2, 0, 0], [6, 0, 0, 0]])
 WHICH = torch.tensor([1, 0, 1])
 
 
-def made(attention, shapes=PIXELS):
+def build_model(attention, shapes=PIXELS):
     torch.manual_seed(0)
     return CoAttention(SIZE, shapes, attention).eval()
 
@@ -39,7 +39,7 @@ def features(count=2, seed=0):
 @pytest.mark.parametrize("attention", EVERY)
 @pytest.mark.parametrize("shapes", [PIXELS, FEATURES], ids=["pixels", "features"])
 def test_an_answer_to_every_question(attention, shapes):
-    model = made(attention, shapes)
+    model = build_model(attention, shapes)
     scores, attended = model(WORDS, pictures() if shapes is PIXELS else features(), WHICH)
     assert scores.shape == (3, 4)
     assert bool(scores.isfinite().all())
@@ -57,7 +57,7 @@ def test_an_answer_to_every_question(attention, shapes):
 @pytest.mark.parametrize("attention", EVERY)
 def test_every_parameter_is_trained(attention):
     """Two processes would wait for one that is not."""
-    model = made(attention).train()
+    model = build_model(attention).train()
     model(WORDS, pictures(), WHICH).scores.square().sum().backward()
     assert [name for name, x in model.named_parameters() if x.grad is None] == []
 
@@ -65,28 +65,28 @@ def test_every_parameter_is_trained(attention):
 @pytest.mark.parametrize("attention", EVERY)
 def test_half_precision(attention):
     """As the loop runs it with bf16; parameters and their gradients stay in float32."""
-    model = made(attention)
+    model = build_model(attention)
     wanted = model(WORDS, pictures(), WHICH).scores
     with torch.autocast("cpu", torch.bfloat16):
-        found = model(WORDS, pictures(), WHICH).scores
-    found.float().sum().backward()
-    assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
+        scores = model(WORDS, pictures(), WHICH).scores
+    scores.float().sum().backward()
+    assert (scores - wanted).abs().max() < 0.05 * wanted.abs().max()
     assert all(bool(x.grad.isfinite().all()) for x in model.parameters())
 
 
 def test_the_attentions_have_the_same_parameters():
-    counts = {name: sum(x.numel() for x in made(name).parameters()) for name in EVERY}
+    counts = {name: sum(x.numel() for x in build_model(name).parameters()) for name in EVERY}
     blind = counts.pop("question-only")
     assert len(set(counts.values())) == 1
     assert blind < counts["softmax"]
-    states = [made(name).state_dict() for name in ("softmax", "continuous-softmax-9")]
+    states = [build_model(name).state_dict() for name in ("softmax", "continuous-softmax-9")]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
 
 
 @pytest.mark.parametrize("attention", EVERY)
 def test_the_picture_matters_where_it_is_seen(attention):
-    model = made(attention)
+    model = build_model(attention)
     first, second = (model(WORDS, pictures(seed=seed), WHICH).scores for seed in (0, 1))
     if attention == "question-only":
         assert torch.equal(first, second)
@@ -96,7 +96,7 @@ def test_the_picture_matters_where_it_is_seen(attention):
 
 @pytest.mark.parametrize("attention", ["question-only", "softmax", "continuous-softmax-9"])
 def test_the_words_matter_and_their_padding_does_not(attention):
-    model = made(attention)
+    model = build_model(attention)
     scores = model(WORDS, pictures(), WHICH).scores
     longer = torch.nn.functional.pad(WORDS, (0, 3))
     torch.testing.assert_close(model(longer, pictures(), WHICH).scores, scores)
@@ -109,7 +109,7 @@ def test_the_words_matter_and_their_padding_does_not(attention):
 
 def test_a_question_of_no_words_has_an_answer():
     words = torch.cat([WORDS[:2], torch.zeros_like(WORDS[:1])])
-    model = made("softmax").train()
+    model = build_model("softmax").train()
     scores = model(words, pictures(), WHICH).scores
     scores.sum().backward()
     assert bool(scores.isfinite().all())
@@ -119,12 +119,12 @@ def test_a_question_of_no_words_has_an_answer():
 @pytest.mark.parametrize("attention", ["softmax", "continuous-sparsemax-9"])
 @pytest.mark.parametrize("shapes", [PIXELS, FEATURES], ids=["pixels", "features"])
 def test_each_question_reads_its_own_picture(attention, shapes):
-    model = made(attention, shapes)
+    model = build_model(attention, shapes)
     shown = pictures() if shapes is PIXELS else features()
     together = model(WORDS, shown, WHICH).scores
     for row, picture in enumerate(WHICH):
-        own = WORDS[row : row + 1], shown[picture : picture + 1], torch.tensor([0])
-        torch.testing.assert_close(model(*own).scores[0], together[row])
+        arguments = WORDS[row : row + 1], shown[picture : picture + 1], torch.tensor([0])
+        torch.testing.assert_close(model(*arguments).scores[0], together[row])
     # a picture twice is as good as once
     again = model(WORDS, shown[WHICH], torch.arange(3)).scores
     torch.testing.assert_close(again, together)
@@ -132,7 +132,7 @@ def test_each_question_reads_its_own_picture(attention, shapes):
 
 def test_where_a_cell_lies_matters():
     """Pictures of one colour have equal cells but for their place."""
-    model = made("softmax")
+    model = build_model("softmax")
     weights = model(WORDS[:1], torch.full_like(pictures(1), 90), torch.tensor([0])).attention
     assert weights.max() - weights.min() > 1e-4
 
@@ -141,17 +141,17 @@ def test_where_a_cell_lies_matters():
 def test_unknown_attentions_are_refused_with_the_known_ones(name):
     message = r"attention must be of question-only, softmax, .*K-mca-N .*got"
     with pytest.raises(ValueError, match=message):
-        made(name)
+        build_model(name)
 
 
 def test_what_a_name_says():
     assert plane("softmax") is None
     assert plane("question-only") is None
-    own = plane("4-mca-49")
-    assert (own.modes, own.functions) == (4, 49)
+    settings = plane("4-mca-49")
+    assert (settings.modes, settings.functions) == (4, 49)
     assert plane("continuous-sparsemax-100").functions == 100
     with pytest.raises(ValueError, match="square"):
-        made("continuous-softmax-10")
+        build_model("continuous-softmax-10")
 
 
 def test_modes_are_chosen_for_a_density():
@@ -180,12 +180,12 @@ def upright(means, deviations, family=Gaussian):
 
 def test_masses_of_a_gaussian():
     means, deviations = [[0.25, 0.7], [0.5, 0.95]], [[0.1, 0.2], [0.15, 0.08]]
-    found = masses(upright(means, deviations), (4, 4), 32)
-    assert found.shape == (2, 32, 32)
+    mass_map = masses(upright(means, deviations), (4, 4), 32)
+    assert mass_map.shape == (2, 32, 32)
     for row in range(2):
         wanted = pixel_shares(means[row], deviations[row], 32)
-        assert (found[row] - wanted).abs().max() < 5e-3 * wanted.max()
-    torch.testing.assert_close(found.sum((1, 2)), torch.ones(2, dtype=torch.float64))
+        assert (mass_map[row] - wanted).abs().max() < 5e-3 * wanted.max()
+    torch.testing.assert_close(mass_map.sum((1, 2)), torch.ones(2, dtype=torch.float64))
 
 
 def test_masses_of_a_mixture():
@@ -201,27 +201,27 @@ def test_masses_of_a_mixture():
 @pytest.mark.parametrize("place", [(0.5, 0.25), (0.53, 0.26), (17.5 / 32, 8.5 / 32)])
 def test_a_density_narrower_than_a_pixel_is_not_missed(family, place):
     """At a corner of pixels or between, its mass lies in those around it."""
-    found = masses(upright([place], [[1e-4, 1e-4]], family), (4, 4), 32)[0]
-    assert float(found.sum()) == pytest.approx(1)
-    rows, columns = (found > 1e-3).nonzero(as_tuple=True)
+    mass_map = masses(upright([place], [[1e-4, 1e-4]], family), (4, 4), 32)[0]
+    assert float(mass_map.sum()) == pytest.approx(1)
+    rows, columns = (mass_map > 1e-3).nonzero(as_tuple=True)
     for pixels, centre in ((rows, place[0]), (columns, place[1])):
         assert ((pixels + 0.5) / 32 - centre).abs().max() < 1.6 / 32
 
 
 @pytest.mark.parametrize("attention", CONTINUOUS)
 def test_masses_of_what_the_network_reads(attention):
-    attended = made(attention)(WORDS, pictures(), WHICH).attention
-    found = masses(attended, (4, 4), 16)
-    assert found.shape == (3, 16, 16)
-    torch.testing.assert_close(found.sum((1, 2)), torch.ones(3))
-    assert found.min() >= 0
+    attended = build_model(attention)(WORDS, pictures(), WHICH).attention
+    mass_map = masses(attended, (4, 4), 16)
+    assert mass_map.shape == (3, 16, 16)
+    torch.testing.assert_close(mass_map.sum((1, 2)), torch.ones(3))
+    assert mass_map.min() >= 0
 
 
 def test_weights_are_spread_evenly_over_their_cells():
     weights = torch.rand(3, 4 * 4, dtype=torch.float64)
     weights /= weights.sum(-1, keepdim=True)
-    found = masses(weights, (4, 4), 12)
-    by_cell = found.unfold(1, 3, 3).unfold(2, 3, 3)  # (batch, row, column, 3, 3)
+    mass_map = masses(weights, (4, 4), 12)
+    by_cell = mass_map.unfold(1, 3, 3).unfold(2, 3, 3)  # (batch, row, column, 3, 3)
     torch.testing.assert_close(by_cell.sum((-2, -1)).flatten(1), weights)
     torch.testing.assert_close(by_cell.amax((-2, -1)), by_cell.amin((-2, -1)))
 

@@ -25,10 +25,10 @@ from papers.tests.experiments.tiny import SIZE, questions
 @pytest.fixture(scope="module")
 def data():
     """24 questions about 6 pictures; the answers of two are not known."""
-    made = questions()
-    answers = made.train.answers.clone()
+    plain = questions()
+    answers = plain.train.answers.clone()
     answers[[3, 8], 0] = -1
-    return replace(made, train=replace(made.train, answers=answers))
+    return replace(plain, train=replace(plain.train, answers=answers))
 
 
 class Told(nn.Module):
@@ -36,7 +36,7 @@ class Told(nn.Module):
 
     def __init__(self, answers, count=4):
         super().__init__()
-        self.own = nn.Parameter(torch.zeros(()))
+        self.weight = nn.Parameter(torch.zeros(()))
         self.answers, self.count, self.asked = answers, count, []
 
     def forward(self, words, pictures, which):
@@ -96,8 +96,8 @@ def test_a_batch_holds_each_picture_once_and_says_which(data):
     batch = study.gathered([0, 6, 13, 1], torch.Generator())  # about pictures 0, 0, 1, 1
     assert len(batch["pictures"]) == 2
     for row, question in enumerate((0, 6, 13, 1)):
-        own = data.train.pictures.images[int(data.train.picture[question])]
-        assert torch.equal(batch["pictures"][batch["which"][row]], own)
+        image = data.train.pictures.images[int(data.train.picture[question])]
+        assert torch.equal(batch["pictures"][batch["which"][row]], image)
         assert torch.equal(batch["words"][row], data.train.words[question])
         assert torch.equal(batch["answers"][row], data.train.answers[question])
 
@@ -171,8 +171,8 @@ def test_accuracy_is_what_the_answers_are_worth(data, monkeypatch):
 
 def test_a_kind_without_questions_is_left_out(data):
     test = replace(data.test, kinds=torch.zeros(12, dtype=torch.int64))
-    found = VqaStudy(replace(data, test=test), SIZE, "softmax").by_kind(torch.ones(12))
-    assert found == {"accuracy": 1.0, "yes/no": 1.0}
+    by_kind = VqaStudy(replace(data, test=test), SIZE, "softmax").by_kind(torch.ones(12))
+    assert by_kind == {"accuracy": 1.0, "yes/no": 1.0}
 
 
 # ---- shapes
@@ -190,8 +190,8 @@ def test_pixels_have_a_grid_of_eighths_and_features_their_own(data):
         def gathered(self, places):
             return torch.zeros(len(places), 14, 10, 96)
 
-    made = replace(data, train=replace(data.train, pictures=Features()))
-    shapes = VqaStudy(made, SIZE, "softmax").shapes()
+    with_features = replace(data, train=replace(data.train, pictures=Features()))
+    shapes = VqaStudy(with_features, SIZE, "softmax").shapes()
     assert (shapes.grid, shapes.channels) == ((14, 10), 96)
 
 

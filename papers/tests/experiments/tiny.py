@@ -39,8 +39,8 @@ class Line:
         return (model(batch["x"]) - batch["y"]).square().mean()
 
     def scores(self, model):
-        own = -float(self.loss(model, self.batch([3, 4])))
-        return {"score": self.told.pop(0) if self.told else own, "slope": float(model.weight)}
+        score = -float(self.loss(model, self.batch([3, 4])))
+        return {"score": self.told.pop(0) if self.told else score, "slope": float(model.weight)}
 
     def cases(self, examples):
         return [(0.25, self.batch(examples[:1])), (0.75, self.batch(examples))]

@@ -16,29 +16,29 @@ def name(make):
 
 @pytest.mark.parametrize("make", MAPS + TRANSPORT, ids=name)
 def test_every_kind_stands(make):
-    found = stand(make, 600, each=300, seed=1)
-    assert found.trials == 600
-    assert found.settings >= 2
-    assert found.exceeded == 0
-    assert 0 <= found.median <= found.worst <= 1 + 1e-9
+    outcome = stand(make, 600, each=300, seed=1)
+    assert outcome.trials == 600
+    assert outcome.settings >= 2
+    assert outcome.exceeded == 0
+    assert 0 <= outcome.median <= outcome.worst <= 1 + 1e-9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAPS, ids=name)
 def test_every_map_stands_a_million_trials(make):
-    found = stand(make, 1_000_000)
-    print(found)
-    assert found.trials >= 1_000_000
-    assert found.exceeded == 0
+    outcome = stand(make, 1_000_000)
+    print(outcome)
+    assert outcome.trials >= 1_000_000
+    assert outcome.exceeded == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", TRANSPORT, ids=name)
 def test_every_bound_between_measures_stands_a_hundred_thousand_trials(make):
-    found = stand(make, 100_000)
-    print(found)
-    assert found.trials >= 100_000
-    assert found.exceeded == 0
+    outcome = stand(make, 100_000)
+    print(outcome)
+    assert outcome.trials >= 100_000
+    assert outcome.exceeded == 0
 
 
 def false_sometimes(draw):
@@ -48,24 +48,24 @@ def false_sometimes(draw):
 
 
 def test_a_false_kind_is_counted():
-    found = stand(false_sometimes, 4000, each=500)
-    assert 0 < found.exceeded < found.settings
-    assert found.worst > 1
-    assert found.kind == "false sometimes"
+    outcome = stand(false_sometimes, 4000, each=500)
+    assert 0 < outcome.exceeded < outcome.settings
+    assert outcome.worst > 1
+    assert outcome.kind == "false sometimes"
 
 
 def test_what_a_run_tells():
     told = []
-    found = stand(false_sometimes, 1000, each=400, seed=3, tell=told.append)
-    assert sum(told) == found.trials
-    assert len(told) == found.settings
-    assert found.as_json() == {
+    outcome = stand(false_sometimes, 1000, each=400, seed=3, tell=told.append)
+    assert sum(told) == outcome.trials
+    assert len(told) == outcome.settings
+    assert outcome.as_json() == {
         "kind": "false sometimes",
-        "settings": found.settings,
-        "trials": found.trials,
-        "worst": found.worst,
-        "median": found.median,
-        "exceeded": found.exceeded,
+        "settings": outcome.settings,
+        "trials": outcome.trials,
+        "worst": outcome.worst,
+        "median": outcome.median,
+        "exceeded": outcome.exceeded,
     }
 
 

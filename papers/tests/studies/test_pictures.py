@@ -116,9 +116,9 @@ def test_robustness_table_and_words():
     listing, logs = picture.listings(robustness())
     assert listing.rows[0] == ["90 %", "1", "2", "4", "4", "0.75"]
     assert logs.rows[0] == ["90 %", "14", "5"]
-    found = picture.findings(robustness())
-    assert found[0] == "0 of 1440 draws moved the outputs further than their bound"
-    assert found[-1] == "so"
+    findings = picture.findings(robustness())
+    assert findings[0] == "0 of 1440 draws moved the outputs further than their bound"
+    assert findings[-1] == "so"
 
 
 def test_table_and_picture_name_the_same_layer(figure):
@@ -176,10 +176,10 @@ def test_negation_tables_and_words():
     assert layers.rows[0] == ["0", "2", "3", "4", "5", "6", "7"]
     assert ratios.rows[0] == ["0", "1.7 (1.53–1.87)", *["2 (1.8–2.2)"] * 2]
     assert sources.rows[1][:4] == ["TREx", "5", "5", "1.7 (1.53–1.87)"]
-    found = picture.findings(negation())
-    assert "98.70 % of the pairs" in found[2]
-    assert "over all 5 negations" in found[2]
-    assert "each relation counted once 1.5 (1.35 to 1.65)" in found[0]
+    findings = picture.findings(negation())
+    assert "98.70 % of the pairs" in findings[2]
+    assert "over all 5 negations" in findings[2]
+    assert "each relation counted once 1.5 (1.35 to 1.65)" in findings[0]
 
 
 def test_negation_without_any_not(figure):

@@ -32,10 +32,10 @@ def test_no_tensor_is_larger_than_a_block(heads, monkeypatch):
 
     class Sizes(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
-            made = function(*args, **(kwargs or {}))
-            if isinstance(made, torch.Tensor):
-                sizes.append(made.numel())
-            return made
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                sizes.append(result.numel())
+            return result
 
     kept = torch.stack([torch.randperm(40)[:30] for _ in range(20)])
     with Sizes():

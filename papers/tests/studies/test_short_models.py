@@ -40,5 +40,5 @@ def test_studies(folder, text, tmp_path, command):
 def test_the_benchmark(folder, text):
     from benchmarks import dual_methods
 
-    found = dual_methods.of_model(folder, text.read_text(), layer=1, tokens=64)
-    assert len(found.templates) == POSITIONS
+    layer = dual_methods.of_model(folder, text.read_text(), layer=1, tokens=64)
+    assert len(layer.templates) == POSITIONS

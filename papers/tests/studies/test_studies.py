@@ -1,4 +1,4 @@
-"""Studies: distances by hand, bounds that hold and that could fail, pairs as they are made."""
+"""Studies: distances by hand, intervals, depth, pairs as they are made, and the commands."""
 
 import json
 import math
@@ -10,43 +10,17 @@ import torch
 from typer.testing import CliRunner
 
 from fenchel import lens
-from fenchel.lens.head_bounds import HeadInputs, capture_head_inputs
 from papers import studies
 from papers.__main__ import app
 from papers.studies import depth, documents, facts, hidden
-from papers.studies.robustness import certified, hull, log_here, log_on_ball, moves
 from papers.studies.stacks import STACKS
+from papers.tests.studies.tiny_bert import save_tiny_bert
 from tests import needs
-from tests.lens.models import model_of, transformers
-
-WORDS = [
-    "a",
-    "man",
-    "is",
-    "not",
-    "never",
-    "indeed",
-    "also",
-    "really",
-    "possibly",
-    "allegedly",
-    "formerly",
-    "the",
-    "guitar",
-    "rome",
-    ".",
-]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small BERT with a tokenizer, as from_pretrained likes it."""
-    path = tmp_path_factory.mktemp("models") / "tiny-bert"
-    model_of("bert", torch.float32).save_pretrained(path)
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    numbers = {word: number for number, word in enumerate(vocabulary)}
-    transformers.BertTokenizer(vocab=numbers).save_pretrained(path)
-    return path
+    return save_tiny_bert(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +42,14 @@ def data(tmp_path):
     path = tmp_path / "data" / "negation"
     (path / "lama").mkdir(parents=True)
     (path / "neg-nli").mkdir()
-    made = [
+    entries = [
         ("P1", "man", "Rome", "a man is [MASK] .", "a man is not [MASK] ."),
         ("P1", "guitar", "Rome", "the guitar is  [MASK] .", "the guitar is not [MASK] ."),
         ("P2", None, "guitar", "rome is a [MASK] .", "rome was never a [MASK] ."),
         ("P159", "x", "rome", "a man the [MASK] .", "a man the [MASK] ."),
     ]
     names = ("relation", "subject", "object", "sentence", "negation")
-    lines = [json.dumps(dict(zip(names, entry, strict=True))) for entry in made]
+    lines = [json.dumps(dict(zip(names, entry, strict=True))) for entry in entries]
     (path / "lama" / "Tiny.jsonl").write_text("\n".join(lines), encoding="utf-8")
     rows = [
         "index\tText\tHypothesis\tgold_label",
@@ -93,8 +67,8 @@ def data(tmp_path):
 def test_clouds_are_the_models_hidden_states(loaded):
     model, tokenizer = loaded
     texts = ["a man", "the man is a guitar unheard .", "rome"]
-    found = hidden.clouds(model, tokenizer, texts)
-    for text, cloud in zip(texts, found, strict=True):
+    clouds = hidden.clouds(model, tokenizer, texts)
+    for text, cloud in zip(texts, clouds, strict=True):
         inputs = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             states = model(**inputs, output_hidden_states=True).hidden_states
@@ -103,7 +77,7 @@ def test_clouds_are_the_models_hidden_states(loaded):
         assert (cloud.tokens - expected).abs().max() < 1e-5
         # an unknown word is a word; [CLS] and [SEP] are none
         assert cloud.words.tolist() == [False, *[True] * len(text.split()), False]
-    assert torch.equal(found[0].embedding, found[0].tokens[-1].mean(0))
+    assert torch.equal(clouds[0].embedding, clouds[0].tokens[-1].mean(0))
     with pytest.raises(ValueError, match="no word in ''"):
         hidden.clouds(model, tokenizer, ["a", ""])
 
@@ -121,11 +95,11 @@ def test_distance_and_spread_by_hand():
 
 def test_distance_between_two_words_is_the_best_of_the_permutations(loaded):
     one, other = hidden.clouds(*loaded, ["a man", "rome guitar"])
-    found = hidden.apart(one.inner, other.inner)
+    distances = hidden.apart(one.inner, other.inner)
     for layer in range(3):
         x, y = one.inner[layer], other.inner[layer]
         costs = [(x - y[list(p)]).norm(dim=-1).mean() for p in permutations(range(2))]
-        assert float(found[layer]) == pytest.approx(float(min(costs)), rel=1e-12)
+        assert float(distances[layer]) == pytest.approx(float(min(costs)), rel=1e-12)
         assert max(costs) > 1.001 * min(costs)  # the order matters
 
 
@@ -134,10 +108,10 @@ def test_distance_between_two_words_is_the_best_of_the_permutations(loaded):
 
 def test_intervals():
     values = torch.tensor([1.0, 2.0, 3.0, 6.0, math.nan], dtype=torch.float64)
-    found = documents.interval(values)
+    interval = documents.interval(values)
     half = 3.182446 * values[:4].std() / 2  # t with three degrees of freedom
-    assert (found["mean"], found["n"]) == (3.0, 4)
-    assert found["high"] - 3 == pytest.approx(float(half), rel=1e-4)
+    assert (interval["mean"], interval["n"]) == (3.0, 4)
+    assert interval["high"] - 3 == pytest.approx(float(half), rel=1e-4)
     ratio = documents.ratio_interval(torch.tensor([0.5, 2.0, 4.0], dtype=torch.float64))
     assert ratio["mean"] == pytest.approx(4 ** (1 / 3), rel=1e-4)
     assert ratio["low"] * ratio["high"] == pytest.approx(ratio["mean"] ** 2, rel=1e-3)
@@ -157,99 +131,6 @@ def test_documents_are_small_and_come_back(tmp_path):
     assert len(path.read_text().splitlines()) < len(json.dumps(document, indent=1).splitlines())
     with pytest.raises(ValueError, match="not JSON compliant"):
         documents.write({"a": math.nan}, tmp_path / "x.json")
-
-
-# ---- robustness
-
-
-def heads_at_random(n=7, heads=3, size=4, sharp=2.0):
-    generator = torch.Generator().manual_seed(3)
-    made = torch.randn(3, heads, n, size, generator=generator, dtype=torch.float64)
-    return HeadInputs(sharp * made[0], made[1], made[2], tokens=made[0, 0], temperature=size**0.5)
-
-
-def all_choices(n, m):
-    every = [c for c in permutations(range(n), m) if list(c) == sorted(c)]
-    return torch.tensor(every)
-
-
-@pytest.mark.parametrize("kept", [1, 3, 6])
-def test_the_bound_holds_for_every_choice_and_is_not_idle(kept):
-    heads = heads_at_random()
-    truth, coupled = moves(heads, all_choices(7, kept))
-    bound = certified(heads, 7 - kept)
-    assert (truth <= coupled * (1 + 1e-12)).all()
-    assert (coupled <= bound * (1 + 1e-12)).all()
-    assert (bound <= hull(heads) * (1 + 1e-12)).all()
-    assert (truth.amax(0) > 0.01 * bound).all()  # a hundredth of it would be refuted
-    assert (truth.amax(0) > 0.2 * bound).all()
-
-
-def test_moves_by_hand():
-    """Two keys of equal score: without one of them, the output is the other's value."""
-    zero = torch.zeros(1, 2, 1, dtype=torch.float64)
-    values = torch.tensor([[[1.0], [-3.0]]], dtype=torch.float64)
-    heads = HeadInputs(zero, zero, values, tokens=zero[0], temperature=1.0)
-    truth, coupled = moves(heads, torch.tensor([[0], [1], [0]]))
-    assert torch.equal(truth, torch.full((3, 1), 2.0, dtype=torch.float64))
-    assert torch.equal(coupled, truth)
-    assert float(certified(heads, 1)) == pytest.approx(2.0)
-    assert float(hull(heads)) == pytest.approx(2.0)
-
-
-def test_proposition_25_holds_on_either_set():
-    heads = heads_at_random(sharp=1.0)
-    scores = heads.queries @ heads.keys.mT / heads.temperature
-    before = scores.softmax(-1) @ heads.values
-    ball, here = log_on_ball(heads), log_here(heads)
-    assert (here < ball).all()
-    for kept in all_choices(7, 3):
-        after = scores[..., kept].softmax(-1) @ heads.values[:, kept]
-        moved = (after - before).abs().sum(-1).amax(-1)  # l1, the query that moves most
-        some = hidden.Empirical(heads.keys[:, kept])
-        between = hidden.wasserstein1(hidden.Empirical(heads.keys), some)
-        assert (moved.log() <= here + between.log()).all()
-    equal = replace(heads, keys=torch.ones_like(heads.keys))
-    assert log_here(equal).isinf().all()  # one key with many values has no constant
-
-
-def test_study_of_a_layer(loaded):
-    model, tokenizer = loaded
-    texts = ["a man is the guitar", "the man is rome . a guitar"]
-    found = studies.robustness(model, tokenizer, texts, layer=1, draws=4)
-    assert found.truth.shape == (4, 2, 4)
-    assert found.exceeded == 0
-    assert (found.truth <= found.truth_max).all()
-    assert found.queries == 7 + 9
-    again = studies.robustness(model, tokenizer, texts, layer=1, draws=4)
-    assert torch.equal(found.truth, again.truth)
-    document = found.as_json()
-    ratio = (found.bound / found.truth)[2].quantile(0.5)
-    assert document["shares"][2]["ratio"]["median"] == pytest.approx(float(ratio), rel=1e-4)
-    # a bound that is too small is caught
-    wrong = 0.01 * found.bound
-    assert (found.truth_max > wrong).any()
-
-
-def test_heads_are_the_models_own(loaded):
-    model, tokenizer = loaded
-    model.set_attn_implementation("eager")
-    try:
-        inputs = lens.encode(tokenizer, ["a man is the guitar"])
-        heads = capture_head_inputs(model, inputs)[1]
-        with torch.no_grad():
-            expected = model(**inputs, output_attentions=True).attentions[1][0]
-    finally:
-        model.set_attn_implementation("sdpa")
-    weights = (heads.queries @ heads.keys.mT / heads.temperature).softmax(-1)
-    assert (weights - expected).abs().max() < 1e-5
-
-
-def test_robustness_refuses(loaded):
-    with pytest.raises(ValueError, match="below the 2 layers there are, from 0, got 2"):
-        studies.robustness(*loaded, ["a man"], layer=2)
-    with pytest.raises(ValueError, match="position bias"):
-        studies.robustness(model_of("t5"), loaded[1], ["a man"])
 
 
 # ---- depth
@@ -283,12 +164,12 @@ def test_certified_constants_are_the_products_of_their_parts():
 
 def test_depth_of_a_model(loaded):
     texts = ["a man", "rome guitar", "the man is a man", "rome", "left alone"]
-    found = studies.depth_of_model(*loaded, texts, name="tiny")
-    assert found.distance.shape == (2, 3)
+    report = studies.depth_of_model(*loaded, texts, name="tiny")
+    assert report.distance.shape == (2, 3)
     one, other = hidden.clouds(*loaded, texts[2:4])
     expected = hidden.apart(one.tokens, other.tokens)
-    assert torch.allclose(found.distance[1], expected, rtol=1e-5)
-    document = found.as_json()
+    assert torch.allclose(report.distance[1], expected, rtol=1e-5)
+    document = report.as_json()
     assert document["layers"][0]["spread"]["mean"] == 1.0
     with pytest.raises(ValueError, match="two sentences make a pair, got 1"):
         studies.depth_of_model(*loaded, ["a man"])
@@ -296,37 +177,37 @@ def test_depth_of_a_model(loaded):
 
 def test_a_spread_of_rounding_gives_no_ratio():
     points = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
-    made = depth.Depth("x", points, points * torch.tensor([1.0, 1e-15]), points)
-    assert made.as_json()["layers"][0]["relative"]["mean"] == 1.0
-    assert made.as_json()["layers"][1]["relative"]["mean"] is None
+    report = depth.Depth("x", points, points * torch.tensor([1.0, 1e-15]), points)
+    assert report.as_json()["layers"][0]["relative"]["mean"] == 1.0
+    assert report.as_json()["layers"][1]["relative"]["mean"] is None
 
 
 # ---- negation
 
 
 def test_facts_are_filled_and_the_one_without_negation_is_left_out(data):
-    found = studies.read_facts(data)
-    assert [fact.relation for fact in found] == ["P1", "P1", "P2", "Nat", "Nat"]
-    assert found[1].sentence == "the guitar is Rome ."
-    assert found[1].negation == "the guitar is not Rome ."
-    assert [fact.place for fact in found] == [3, 3, None, 3, 3]
-    assert found[0].with_word("indeed") == "a man is indeed Rome ."
-    assert found[2].with_word("indeed") is None
-    assert found[3].sentence == 'the "man" is a man'  # quotes are letters
-    assert found[4].negation == "a man is not the man"
+    tiny_facts = studies.read_facts(data)
+    assert [fact.relation for fact in tiny_facts] == ["P1", "P1", "P2", "Nat", "Nat"]
+    assert tiny_facts[1].sentence == "the guitar is Rome ."
+    assert tiny_facts[1].negation == "the guitar is not Rome ."
+    assert [fact.place for fact in tiny_facts] == [3, 3, None, 3, 3]
+    assert tiny_facts[0].with_word("indeed") == "a man is indeed Rome ."
+    assert tiny_facts[2].with_word("indeed") is None
+    assert tiny_facts[3].sentence == 'the "man" is a man'  # quotes are letters
+    assert tiny_facts[4].negation == "a man is not the man"
 
 
 def test_a_not_that_is_not_the_only_change_has_no_place():
-    made = facts.Fact("s", "r", "", "he died in rome", "he did not die in rome")
-    assert made.place is None
-    assert replace(made, negation="he not died in paris").place is None
-    assert replace(made, negation="he not died in rome").place == 1
+    fact = facts.Fact("s", "r", "", "he died in rome", "he did not die in rome")
+    assert fact.place is None
+    assert replace(fact, negation="he not died in paris").place is None
+    assert replace(fact, negation="he not died in rome").place == 1
 
 
 def test_cases_have_their_controls(data):
-    found = studies.read_facts(data)
-    cases = studies.drawn_cases(found, 10, seed=1)
-    assert [case.fact for case in cases] == found
+    tiny_facts = studies.read_facts(data)
+    cases = studies.drawn_cases(tiny_facts, 10, seed=1)
+    assert [case.fact for case in cases] == tiny_facts
     first = cases[0]
     assert list(first.others) == [
         "negation", "not", "never", "possibly", "allegedly", "formerly", "indeed", "also", "really",
@@ -334,32 +215,33 @@ def test_cases_have_their_controls(data):
     ]  # fmt: skip
     assert first.others["never"] == "a man is never Rome ."
     assert first.others["same_relation"] == "the guitar is Rome ."  # the only other of P1
-    own = {first.fact.sentence, "the guitar is Rome ."}
+    same_relation = {first.fact.sentence, "the guitar is Rome ."}
     for seed in range(20):
-        assert studies.drawn_cases(found, 10, seed)[0].others["other_relation"] not in own
+        first = studies.drawn_cases(tiny_facts, 10, seed)[0]
+        assert first.others["other_relation"] not in same_relation
     assert "same_relation" not in cases[2].others  # P2 has no other
     assert "not" not in cases[2].others
-    assert len(studies.drawn_cases(found, 1)) == 2  # one of each source
-    assert studies.drawn_cases(found, 2, seed=5) == studies.drawn_cases(found, 2, seed=5)
+    assert len(studies.drawn_cases(tiny_facts, 1)) == 2  # one of each source
+    assert studies.drawn_cases(tiny_facts, 2, seed=5) == studies.drawn_cases(tiny_facts, 2, seed=5)
 
 
 def test_distances_of_a_case(loaded, data):
     cases = studies.drawn_cases(studies.read_facts(data), 10)
-    found = studies.negation(*loaded, cases)
+    report = studies.negation(*loaded, cases)
     one, negated, indeed = hidden.clouds(
         *loaded, ["a man is rome .", "a man is not rome .", "a man is indeed rome ."]
     )
-    assert torch.allclose(found.words["not"][0], hidden.apart(one.inner, negated.inner), rtol=1e-4)
+    assert torch.allclose(report.words["not"][0], hidden.apart(one.inner, negated.inner), rtol=1e-4)
     expected = hidden.apart(one.tokens, indeed.tokens)
-    assert torch.allclose(found.everything["indeed"][0], expected, rtol=1e-4)
+    assert torch.allclose(report.everything["indeed"][0], expected, rtol=1e-4)
     cosine = 1 - torch.cosine_similarity(one.embedding, negated.embedding, dim=0)
-    assert float(found.cosine["not"][0]) == pytest.approx(float(cosine), rel=1e-4)
-    mean = torch.stack([found.words[word][0] for word in facts.NEUTRAL]).mean(0)
-    assert torch.allclose(found.words["neutral"][0], mean)
-    assert found.words["not"][2].isnan().all()
-    assert found.longer == 0
-    document = found.as_json()
-    ratio = (found.words["not"] / found.words["neutral"])[[0, 1, 3, 4], 1].log().mean().exp()
+    assert float(report.cosine["not"][0]) == pytest.approx(float(cosine), rel=1e-4)
+    mean = torch.stack([report.words[word][0] for word in facts.NEUTRAL]).mean(0)
+    assert torch.allclose(report.words["neutral"][0], mean)
+    assert report.words["not"][2].isnan().all()
+    assert report.longer == 0
+    document = report.as_json()
+    ratio = (report.words["not"] / report.words["neutral"])[[0, 1, 3, 4], 1].log().mean().exp()
     shown = document["sources"]["together"]["layers"][1]["ratio"]
     assert shown["mean"] == pytest.approx(float(ratio), rel=1e-4)
     assert (shown["n"], shown["over_relations"]["n"]) == (4, 2)
@@ -435,18 +317,9 @@ def test_the_commands_fail_clearly(folder, text, tmp_path, monkeypatch):
 
 def test_real_facts():
     folder = needs.shared("data", "negation", covers="the facts of the study of negation")
-    found = studies.read_facts(folder)
-    assert not any(fact.relation == "P159" for fact in found)
-    counts = {name: sum(f.source == name for f in found) for name in ("TREx", "GoogleRE", "SQuAD")}
+    real_facts = studies.read_facts(folder)
+    assert not any(fact.relation == "P159" for fact in real_facts)
+    sources = ("TREx", "GoogleRE", "SQuAD")
+    counts = {name: sum(fact.source == name for fact in real_facts) for name in sources}
     assert counts == {"TREx": 10133, "GoogleRE": 499, "SQuAD": 51}
-    assert sum(f.place is not None for f in found if f.source == "TREx") == 9040
-
-
-def test_real_model_on_real_sentences():
-    covers = "the study of robustness on a real model"
-    model = needs.model("minilm", covers)
-    text = needs.shared("data", "text", "sst2.dev.tsv", covers=covers)
-    found = studies.robustness(*lens.load(model), lens.sentences(text, 2), draws=3)
-    assert found.exceeded == 0
-    assert (found.ball > 6).all()  # of powers of ten: of no use
-    assert (found.bound[-1] < 20 * found.truth_max[-1]).all()  # with a quarter of the keys
+    assert sum(f.place is not None for f in real_facts if f.source == "TREx") == 9040

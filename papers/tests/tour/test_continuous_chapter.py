@@ -67,9 +67,9 @@ def test_densities_have_the_moments_of_the_weights() -> None:
     places = fc.cell_centers(14, 14).double()
     mean = weights.flatten() @ places
     for name in ("Gaussian", "Paraboloid"):
-        found = things[name]
-        assert isinstance(found, fc.Density)
-        assert torch.allclose(found.mean, mean, atol=1e-12)
+        density = things[name]
+        assert isinstance(density, fc.Density)
+        assert torch.allclose(density.mean, mean, atol=1e-12)
     row, column_ = divmod(int(weights.argmax()), 14)
     assert weights[continuous.drawing().cell] == weights.max()
     assert weights[row, column_] > 5 * weights.mean()
@@ -108,8 +108,8 @@ def by_brute_force(density: fc.Paraboloid, basis: fc.GaussianBasis) -> Tensor:
     points = density.mean + radius[:, None, None] * circle  # (200, 600, 2)
     area = (weight * radius)[:, None] * (2 * torch.pi / 600) * reach.det().abs()
     values = basis(points.reshape(-1, 2))
-    made: Tensor = (density.prob(points) * area).reshape(-1) @ values
-    return made
+    integral: Tensor = (density.prob(points) * area).reshape(-1) @ values
+    return integral
 
 
 @pytest.mark.parametrize("deviation", [0.3, 0.05])

@@ -22,6 +22,6 @@ class ChapterModule(Protocol):
 
 def discover() -> list[ChapterModule]:
     """Every chapter, in reading order."""
-    names = [found.name for found in pkgutil.iter_modules(__path__)]
+    names = [info.name for info in pkgutil.iter_modules(__path__)]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return sorted((cast(ChapterModule, module) for module in modules), key=lambda m: m.ORDER)

@@ -240,10 +240,10 @@ def _error_panel(curves: dict[float, tuple[Errors, Errors]]) -> str:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         for (deviation, pair), color in zip(curves.items(), _COLORS, strict=True):
-            for found, (name, dash, marker) in zip(pair, _RULES, strict=True):
-                shown = [max(error, 1e-17) for error in found.values()]  # zero has no logarithm
+            for errors, (name, dash, marker) in zip(pair, _RULES, strict=True):
+                shown = [max(error, 1e-17) for error in errors.values()]  # zero has no logarithm
                 look: Any = {"color": color, "linestyle": dash, "marker": marker, "markersize": 3}
-                ax.plot(list(found), shown, label=f"{name}, deviation {deviation}", **look)
+                ax.plot(list(errors), shown, label=f"{name}, deviation {deviation}", **look)
         sizes = sorted(next(iter(curves.values()))[0])
         ax.xaxis.set_major_locator(FixedLocator(sizes))
         ax.xaxis.set_major_formatter(ScalarFormatter())

@@ -74,15 +74,17 @@ def _plane(problem: Problem) -> Figure:
 
 def errors(problem: Problem) -> dict[str, list[float]]:
     """At every reliability of `_HALVES`: how far off multiplier and mean are."""
-    found: dict[str, list[float]] = {}
+    distances: dict[str, list[float]] = {}
     for reliability in _HALVES:
         exact = dual.estimate(*problem, reliability)
         for name, solve in (("first", dual.first_order), ("second", dual.second_order)):
             near = solve(*problem, reliability)
             pairs = {"λ": (near.multiplier, exact.multiplier), "mean": (near.mean, exact.mean)}
             for what, (one, other) in pairs.items():
-                found.setdefault(f"{what}, {name} order", []).append(float((one - other).norm()))
-    return found
+                distances.setdefault(f"{what}, {name} order", []).append(
+                    float((one - other).norm())
+                )
+    return distances
 
 
 def _orders(problem: Problem) -> Figure:

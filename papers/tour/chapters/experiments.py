@@ -81,7 +81,7 @@ def classified(tour: Tour) -> tuple[list[Document], Losses]:
     rate = vit.PRESETS["smoke"].rates[0]
     jobs = [vit.job("smoke", data, attention, tour.seed, rate) for attention in _VIT]
     runs = [_run(tour, job, vit.study(job, data)) for job in jobs]
-    losses = {vit_tables.NAMES[d["settings"]["variant"]]: found for d, found in runs}
+    losses = {vit_tables.NAMES[d["settings"]["variant"]]: values for d, values in runs}
     return [document for document, _ in runs], losses
 
 
@@ -100,7 +100,7 @@ def answered(tour: Tour, data: QuestionData) -> tuple[list[Document], Losses]:
         runs.append(_run(tour, job, study, _FACTS))
     documents = [document for document, _ in runs]
     called = vqa_tables.names(documents)
-    return documents, {called[d["settings"]["variant"]]: found for d, found in runs}
+    return documents, {called[d["settings"]["variant"]]: values for d, values in runs}
 
 
 def _run(
@@ -120,8 +120,8 @@ def _run(
         )
     outcome.model.eval()
     with torch.no_grad():
-        found = {name: measure(study, outcome.model) for name, measure in facts}
-    return _document(replace(job, training=training), outcome, found), losses
+        measures = {name: measure(study, outcome.model) for name, measure in facts}
+    return _document(replace(job, training=training), outcome, measures), losses
 
 
 def _document(job: Job, outcome: Outcome, facts: dict[str, Any]) -> Document:
@@ -154,10 +154,10 @@ def _curve(title: str, losses: Losses) -> str:
         ax = canvas.subplots()
         ax.set_title(title)
         steps = range(1, 1 + len(next(iter(losses.values()))))
-        for (name, found), color, dash in zip(
+        for (name, values), color, dash in zip(
             losses.items(), draw.SERIES, draw.DASHES, strict=False
         ):
-            ax.plot(steps, found, color=color, linestyle=dash, label=name)
+            ax.plot(steps, values, color=color, linestyle=dash, label=name)
         ax.set(xlabel="step", ylabel="loss")
         ax.set_ylim(bottom=0)
         ax.grid(True, color=draw.FAINT, alpha=0.35, linewidth=0.5)
@@ -190,9 +190,9 @@ def _example(example: maps.Example) -> str:
 
 def _tables(images: Sequence[Document], answers: Sequence[Document]) -> tuple[Table, ...]:
     by_data = vit_tables.by_data(images)
-    found = {listing.title: listing for listing in vqa_tables.of_data(answers, "shapes-tiny")}
-    accuracy = next(listing for title, listing in found.items() if "Table 6.2" in title)
-    looked = next(listing for title, listing in found.items() if "is about" in title)
+    listings = {listing.title: listing for listing in vqa_tables.of_data(answers, "shapes-tiny")}
+    accuracy = next(listing for title, listing in listings.items() if "Table 6.2" in title)
+    looked = next(listing for title, listing in listings.items() if "is about" in title)
     return (
         _table(by_data, "Directions of stripes: test accuracy in per cent, as in Table 2"),
         _table(accuracy, "Questions about shapes: accuracy in per cent, as in Table 6.2"),

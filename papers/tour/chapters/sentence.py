@@ -69,9 +69,9 @@ def _density() -> tuple[str, str]:
     places = fc.cell_centers(_SIDE, _SIDE, dtype=torch.float64)
     hills = torch.tensor([[0.3, 0.65], [0.7, 0.3]], dtype=torch.float64)
     weights = (-((places[:, None] - hills) ** 2).sum(-1) / 0.02).exp().sum(-1)
-    found = fc.select_mixture(weights / weights.sum(), places, 4, 10.0, start=fc.Regions())
-    shapes = (found.components.mean, found.components.covariance_matrix)
-    mixture = fc.Mixture(found.mixing, fc.Paraboloid.from_covariance(*shapes))
+    selection = fc.select_mixture(weights / weights.sum(), places, 4, 10.0, start=fc.Regions())
+    shapes = (selection.components.mean, selection.components.covariance_matrix)
+    mixture = fc.Mixture(selection.mixing, fc.Paraboloid.from_covariance(*shapes))
     shown = mixture.prob(places).reshape(_SIDE, _SIDE).numpy()
 
     def paint(canvas: Canvas) -> None:
@@ -80,7 +80,7 @@ def _density() -> tuple[str, str]:
         draw.heat(ax, shown, top=float(shown.max()))
 
     words = (
-        f"Over an image attention is a density, here with {int(found.modes)} modes, as many as "
+        f"Over an image attention is a density, here with {int(selection.modes)} modes, as many as "
         f"pay, and zero on {(shown == 0).mean():.0%} of it."
     )
     return draw.panel(paint, "small", 2.0), words

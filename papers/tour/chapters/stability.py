@@ -65,8 +65,8 @@ def _layer(tour: Tour) -> tuple[HeadInputs, str]:
 
     def projected() -> Tensor:
         weight = torch.randn(width, width, generator=generator, dtype=torch.float64)
-        made: Tensor = (tokens @ weight / math.sqrt(width)).unflatten(-1, (heads, size))
-        return made.transpose(0, 1)
+        per_head: Tensor = (tokens @ weight / math.sqrt(width)).unflatten(-1, (heads, size))
+        return per_head.transpose(0, 1)
 
     words = f"a layer of {heads} heads with random weights, {n} tokens"
     return HeadInputs(projected(), projected(), projected(), tokens, math.sqrt(size)), words
@@ -76,13 +76,13 @@ def _card(layer: HeadInputs, words: str, tour: Tour) -> Figure:
     budget = 300 if tour.quick else 1000
     rows = []
     for head in range(len(layer.keys)):
-        made = head_bounds.head_bound(layer, head)
-        own = layer.queries[head], layer.keys[head], layer.values[head], layer.temperature
+        head_bound = head_bounds.head_bound(layer, head)
+        operands = layer.queries[head], layer.keys[head], layer.values[head], layer.temperature
         rows.append(
             (
-                made.value,
-                bounds.attack(made, budget).observed,
-                head_bounds.largest_local_constant(*own),
+                head_bound.value,
+                bounds.attack(head_bound, budget).observed,
+                head_bounds.largest_local_constant(*operands),
             )
         )
     bound, attacked, local = torch.tensor(rows, dtype=torch.float64).unbind(-1)
@@ -160,7 +160,7 @@ def _attacked(layer: HeadInputs, tour: Tour) -> Table:
     scores = layer.queries[0, 0] @ layer.keys[0].mT / layer.temperature
     eye = torch.eye(4, dtype=torch.float64)
     setting = bounds.Setting(fm.Dot(50.0), bounds.Box(1.0), dim=2)
-    made: list[tuple[str, Bound]] = [
+    named_bounds: list[tuple[str, Bound]] = [
         ("query → output, softmax", head_bounds.head_bound(layer, 0)),
         (
             "query → output, sparsemax",
@@ -179,10 +179,10 @@ def _attacked(layer: HeadInputs, tour: Tour) -> Table:
     ]
     budget = 300 if tour.quick else 1000
     rows = []
-    for name, bound in made:
-        found = bounds.attack(bound, budget, generator=generator)
-        mark = Mark(found.holds, "holds" if found.holds else "exceeded")
-        cells = (number(bound.value), number(found.observed), number(found.tightness, 3))
+    for name, bound in named_bounds:
+        outcome = bounds.attack(bound, budget, generator=generator)
+        mark = Mark(outcome.holds, "holds" if outcome.holds else "exceeded")
+        cells = (number(bound.value), number(outcome.observed), number(outcome.tightness, 3))
         rows.append((name, *cells, mark))
     caption = f"Bounds under attack, {budget} trials each."
     header = ("of", "bound", "strongest attack", "bound / attack", "")
@@ -196,10 +196,10 @@ def _sparse(layer: HeadInputs) -> Any:
 
 
 def _refuted(tour: Tour) -> Table:
-    found = printed.refute(generator=tour.generator())
+    refutations = printed.refute(generator=tour.generator())
     rows = tuple(
         (name, words, number(one.bound.value, 3), number(one.observed, 3), number(one.ratio, 3))
-        for name, (words, one) in found.items()
+        for name, (words, one) in refutations.items()
     )
     caption = (
         "Constants as printed in A Mathematical Theory of Attention (2020) that the same search "

@@ -28,6 +28,16 @@ def _positions(queries: int, keys: int, offset: int, device: torch.device) -> Te
     return torch.arange(count, device=device) + (1 - queries - offset)
 
 
+def _check_axes(of_key: Tensor, name: str, shape: torch.Size) -> None:
+    # Broadcasting alone would take a batch for heads where both are as many.
+    if of_key.ndim not in (1, len(shape) - 1):
+        raise ValueError(
+            f"{name} of shape {tuple(of_key.shape)} must be one per key, or have every leading "
+            f"axis of the scores {tuple(shape)} but the query; for (batch, head, query, key) pass "
+            f"{name}[:, None]"
+        )
+
+
 @dataclass(frozen=True)
 class Causal(Prior):
     """Query i sees keys 0 .. i + offset. With cached keys: `Causal(offset=keys - queries)`."""
@@ -119,12 +129,7 @@ class Documents(Prior):
                 f"Documents has {tokens} ids, the scores {tuple(shape)} have {shape[-1]} keys and "
                 f"{shape[-2]} queries"
             )
-        if self.ids.ndim not in (1, len(shape) - 1):  # as for KeyPadding
-            raise ValueError(
-                f"ids of shape {tuple(self.ids.shape)} must be one per token, or have every "
-                f"leading axis of the scores {tuple(shape)}; for (batch, head, query, key) "
-                "pass ids[:, None]"
-            )
+        _check_axes(self.ids, "ids", shape)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         self._check_rows(rows)
@@ -202,8 +207,7 @@ class KeyPadding(Prior):
         return Structure(queries, keys, stop=lengths.unsqueeze(-1).expand(*lengths.shape, queries))
 
     def check(self, shape: torch.Size) -> None:
-        # Broadcasting alone would take a batch of lengths for heads where both are as many.
-        if self.lengths.ndim not in (0, len(shape) - 2):
+        if self.lengths.ndim not in (0, len(shape) - 2):  # as in _check_axes
             raise ValueError(
                 f"lengths of shape {tuple(self.lengths.shape)} must have one axis for each leading "
                 f"axis of the scores {tuple(shape)}, without query and key; for (batch, head, "
@@ -343,12 +347,7 @@ class Preference(Prior):
             raise ValueError(
                 f"Preference has {self.logits.shape[-1]} logits, the scores have {shape[-1]} keys"
             )
-        if self.logits.ndim not in (1, len(shape) - 1):  # as for KeyPadding
-            raise ValueError(
-                f"logits of shape {tuple(self.logits.shape)} must be one per key, or have every "
-                f"leading axis of the scores {tuple(shape)} but the query; for (batch, head, "
-                "query, key) pass logits[:, None]"
-            )
+        _check_axes(self.logits, "logits", shape)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         picked = self.logits[..., columns]

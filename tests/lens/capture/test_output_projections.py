@@ -24,22 +24,22 @@ def shown(name, folder):
 @pytest.mark.parametrize("name", BUILDERS)
 def test_it_is_the_real_module(name, tmp_path):
     model = build(name)
-    found = find_projections(model, shown(name, tmp_path).prepare(model, [0]).arguments)
+    projections = find_projections(model, shown(name, tmp_path).prepare(model, [0]).arguments)
     places = [(kind, layer) for kind in ATTENTIONS[name] for layer in range(2)]
-    assert sorted(found) == sorted(places)
+    assert sorted(projections) == sorted(places)
     for kind, layer in places:
         module = output_of(name, model, ATTENTIONS[name][kind].format(layer))
         joined = torch.randn(3, 32, dtype=torch.float64)
         heads = joined.unflatten(-1, (4, 8)).transpose(0, 1)[None]  # (1, H, 3, e)
         with torch.no_grad():
             wanted = module(joined)
-        torch.testing.assert_close(found[kind, layer].apply(heads)[0], wanted)
-        grams, weight = found[kind, layer].grams(), found[kind, layer].weight
+        torch.testing.assert_close(projections[kind, layer].apply(heads)[0], wanted)
+        grams, weight = projections[kind, layer].grams(), projections[kind, layer].weight
         for head in range(4):
-            own = heads[0, head]
-            lengths = (own @ weight[head]).square().sum(-1)
-            torch.testing.assert_close(((own @ grams[head]) * own).sum(-1), lengths)
-        assert found[kind, layer].select([2]).weight.shape == (1, 8, 32)
+            head_output = heads[0, head]
+            lengths = (head_output @ weight[head]).square().sum(-1)
+            torch.testing.assert_close(((head_output @ grams[head]) * head_output).sum(-1), lengths)
+        assert projections[kind, layer].select([2]).weight.shape == (1, 8, 32)
 
 
 class Gate(torch.nn.Module):
@@ -65,8 +65,8 @@ def gated(layers):
 
 def test_with_a_gate_between_there_is_none():
     one = gated([1])
-    found = find_projections(one, shown("bert", Path()).prepare(one, [0]).arguments)
-    assert list(found) == [("encoder", 0)]
+    projections = find_projections(one, shown("bert", Path()).prepare(one, [0]).arguments)
+    assert list(projections) == [("encoder", 0)]
     measures = ["weights", "what_if", "recipe"]
     rows = lens.audit(one, tokenizer("bert"), ["a b c", "d e"], measures=measures).rows()
     for row in rows:
@@ -75,9 +75,9 @@ def test_with_a_gate_between_there_is_none():
         assert math.isfinite(row["moved_2"])
         assert row["recipe_alpha"] >= 1
     both = gated([0, 1])
-    found = lens.audit(both, tokenizer("bert"), ["a b c", "d e"], measures=measures)
-    assert not [column.name for column in found.columns() if column.name.startswith("layer_")]
-    assert all(row["recipe_alpha"] >= 1 for row in found.rows())
+    audit = lens.audit(both, tokenizer("bert"), ["a b c", "d e"], measures=measures)
+    assert not [column.name for column in audit.columns() if column.name.startswith("layer_")]
+    assert all(row["recipe_alpha"] >= 1 for row in audit.rows())
 
 
 class Adapted(torch.nn.Module):
@@ -100,9 +100,9 @@ class Scaled(torch.nn.Linear):
 
 
 def scaled(inner):
-    made = Scaled(inner.in_features, inner.out_features).double()
-    made.load_state_dict(inner.state_dict())
-    return made
+    replacement = Scaled(inner.in_features, inner.out_features).double()
+    replacement.load_state_dict(inner.state_dict())
+    return replacement
 
 
 @pytest.mark.parametrize("change", [Adapted, scaled])
@@ -110,5 +110,5 @@ def test_a_map_that_is_more_than_its_matrix_is_left_out(change):
     model = build("bert")
     output = model.encoder.layer[0].attention.output
     output.dense = change(output.dense)
-    found = find_projections(model, shown("bert", None).prepare(model, [0]).arguments)
-    assert list(found) == [("encoder", 1)]
+    projections = find_projections(model, shown("bert", None).prepare(model, [0]).arguments)
+    assert list(projections) == [("encoder", 1)]

@@ -48,10 +48,10 @@ LAYERS = 2
 
 def output_of(name, model, path):
     """The module that takes the joined heads of the attention at this path."""
-    own = (
+    output = (
         path.removesuffix("self") + "output.dense" if name == "bert" else f"{path}.{OUTPUTS[name]}"
     )
-    return model.get_submodule(own)
+    return model.get_submodule(output)
 
 
 # ---- maps
@@ -122,12 +122,12 @@ class Seen:
     def scores(self, head, query):
         """Of the keys that the query sees: the first so many."""
         if (head, query) not in self.known:
-            found = []
+            scores = []
             for j in range(self.visible(query)):
                 score = self.scaling * float(self.query[head, query] @ self.key[head, j])
                 added = 0.0 if self.bias is None else float(self.bias[head, query, j])
-                found.append(score + added)
-            self.known[head, query] = found
+                scores.append(score + added)
+            self.known[head, query] = scores
         return self.known[head, query]
 
     def output(self, head, p):
@@ -223,18 +223,18 @@ class Bench:
 
 
 def _switched(seen, head, alpha):
-    made = torch.zeros(seen.query.shape[1], seen.key.shape[1], dtype=torch.float64)
-    for i in range(len(made)):
+    weights = torch.zeros(seen.query.shape[1], seen.key.shape[1], dtype=torch.float64)
+    for i in range(len(weights)):
         p = entmax(seen.scores(head, i), alpha)
-        made[i, : len(p)] = torch.tensor(p, dtype=torch.float64)
-    return made
+        weights[i, : len(p)] = torch.tensor(p, dtype=torch.float64)
+    return weights
 
 
 def last_states(outputs):
     for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
         if getattr(outputs, name, None) is not None:
-            found = getattr(outputs, name)
-            return (found if name == "last_hidden_state" else found[-1])[0]
+            states = getattr(outputs, name)
+            return (states if name == "last_hidden_state" else states[-1])[0]
     raise AssertionError("no states")
 
 
@@ -299,36 +299,36 @@ class Reference:
     def agreement(self, kind, layer):
         """Cosine of every two heads, mean over queries."""
         heads = range(len(self.ran[0].seen[kind, layer].query))
-        found = []
+        cosines = []
         for _, seen, i in self._queries(kind, layer):
             rows = [torch.tensor(softmax(seen.scores(head, i))) for head in heads]
-            found.append([[float(a @ b / (a.norm() * b.norm())) for b in rows] for a in rows])
-        return [[mean(one[a][b] for one in found) for b in heads] for a in heads]
+            cosines.append([[float(a @ b / (a.norm() * b.norm())) for b in rows] for a in rows])
+        return [[mean(one[a][b] for one in cosines) for b in heads] for a in heads]
 
     def offsets(self, kind, layer, head, offset):
         """Mean weight on the token so far from the query."""
-        found = []
+        masses = []
         for _, seen, i in self._queries(kind, layer):
             p = softmax(seen.scores(head, i))
-            found.append(p[i + offset] if 0 <= i + offset < len(p) else 0.0)
-        return mean(found)
+            masses.append(p[i + offset] if 0 <= i + offset < len(p) else 0.0)
+        return mean(masses)
 
     def preference_support(self, kind, layer, head):
-        found = []
+        supports = []
         for _, seen, i in self._queries(kind, layer):
-            found.append(math.exp(entropy(softmax(self._bias(seen, head, i)))))
-        return mean(found)
+            supports.append(math.exp(entropy(softmax(self._bias(seen, head, i)))))
+        return mean(supports)
 
     def _bias(self, seen, head, i):
         return seen.bias[head, i, : seen.visible(i)].tolist()
 
     def preference_at(self, kind, layer, head, offset):
         """Mean of the bias at key - query."""
-        found = []
+        biases = []
         for _, seen, i in self._queries(kind, layer):
             bias = self._bias(seen, head, i)
-            found += [bias[i + offset]] if 0 <= i + offset < len(bias) else []
-        return mean(found)
+            biases += [bias[i + offset]] if 0 <= i + offset < len(bias) else []
+        return mean(biases)
 
     def deviations(self, kind, layer, head):
         """In the space of the head's keys, and of BERT and T5 in that of the tokens too."""
@@ -341,12 +341,13 @@ class Reference:
 
     def _means(self, space, problem, place, names):
         kind, layer, head = place
-        found = [
+        deviations = [
             self._deviation(seen, head, i, problem(place, seen, i))
             for _, seen, i in self._queries(kind, layer)
         ]
         return {
-            f"{space}_deviation_{name}": mean(x[at] for x in found) for at, name in enumerate(names)
+            f"{space}_deviation_{name}": mean(x[at] for x in deviations)
+            for at, name in enumerate(names)
         }
 
     def _of_keys(self, place, seen, i):
@@ -359,8 +360,8 @@ class Reference:
         size = len(query)
         path = f"{self.bench.paths[kind, layer]}.{KEYS[self.bench.name]}"
         matrix = self.bench.model.get_submodule(path).weight.detach()
-        own = matrix[head * size : (head + 1) * size]
-        return seen.tokens / math.sqrt(size), seen.scaling * math.sqrt(size) * own.T @ query
+        of_head = matrix[head * size : (head + 1) * size]
+        return seen.tokens / math.sqrt(size), seen.scaling * math.sqrt(size) * of_head.T @ query
 
     def _deviation(self, seen, head, i, problem):
         count = seen.visible(i)
@@ -388,22 +389,22 @@ class Reference:
                 layer_after = project(torch.cat(after))
             for head in heads:
                 kept = sum(x > 0 for x in weights[head])
-                moved, own = (after[head] - before[head]).norm(), before[head].norm()
+                moved, length = (after[head] - before[head]).norm(), before[head].norm()
                 with torch.no_grad():
                     alone = project(torch.cat([*before[:head], after[head], *before[head + 1 :]]))
                 here = total[head]
                 here["support"].append(kept)
                 here["kept"].append(kept / len(rows[head]))
-                here["change"].append(float(moved / own))
+                here["change"].append(float(moved / length))
                 here["squares"].append(float(moved) ** 2)
-                here["own"].append(float(own) ** 2)
+                here["lengths"].append(float(length) ** 2)
                 here["alone"].append(float((alone - layer_before).norm()) ** 2)
                 here["all"].append(float((layer_after - layer_before).norm()) ** 2)
                 here["layer"].append(float(layer_before.norm()) ** 2)
         return [
             {
                 **{name: mean(one[name]) for name in ("support", "kept", "change")},
-                "moved": math.sqrt(sum(one["squares"]) / sum(one["own"])),
+                "moved": math.sqrt(sum(one["squares"]) / sum(one["lengths"])),
                 "layer_moved": math.sqrt(sum(one["alone"]) / sum(one["layer"])),
                 "layer_all": math.sqrt(sum(one["all"]) / sum(one["layer"])),
             }
@@ -412,11 +413,11 @@ class Reference:
 
     def bounds(self, kind, layer, head):
         """scaling / 4 max |k_i - k_j| |v_i - v_j|, text by text."""
-        found = []
+        bounds = []
         for ran in self.ran:
             seen = ran.seen[kind, layer]
             k, v = seen.key[head], seen.value[head]
             pairs = [float((k[i] - k[j]).norm() * (v[i] - v[j]).norm())
                      for i in range(len(k)) for j in range(len(k))]  # fmt: skip
-            found.append(seen.scaling * max(pairs) / 4)
-        return found
+            bounds.append(seen.scaling * max(pairs) / 4)
+        return bounds

@@ -48,7 +48,7 @@ class Probe(Reference):
 
     def local(self, kind, layer, head):
         """Largest singular value of the derivative of query -> output, by autograd: by text."""
-        found = defaultdict(list)
+        norms = defaultdict(list)
         for at, seen, i in self._queries(kind, layer, self.probe):
             count = seen.visible(i)
             keys, values = seen.key[head, :count], seen.value[head, :count]
@@ -58,8 +58,8 @@ class Probe(Reference):
                 return (scale * keys @ query + bias).softmax(-1) @ values
 
             jacobian = torch.autograd.functional.jacobian(output, seen.query[head, i])
-            found[at].append(float(torch.linalg.svdvals(jacobian)[0]))
-        return dict(found)
+            norms[at].append(float(torch.linalg.svdvals(jacobian)[0]))
+        return dict(norms)
 
     def attacked(self, kind, layer, head, trials):
         seen = self.ran[self.probe[0]].seen[kind, layer]
@@ -97,15 +97,15 @@ class Probe(Reference):
         return [self._output(at, alphas) for at in self.probe]
 
     def _output(self, at, alphas=None):
-        found = self.bench.run(self.texts[at].given, alphas).outputs
-        logits = getattr(found, "logits", None)
-        return embedding(found), None if logits is None else logits[0].log_softmax(-1)
+        outputs = self.bench.run(self.texts[at].given, alphas).outputs
+        logits = getattr(outputs, "logits", None)
+        return embedding(outputs), None if logits is None else logits[0].log_softmax(-1)
 
     def switched(self, alphas, before):
         """How far the model moves: moved, cosine, kl."""
         after = self.outputs(alphas)
         apart = [float((b - a).norm()) ** 2 for (a, _), (b, _) in zip(before, after, strict=True)]
-        made = {
+        measures = {
             "moved": math.sqrt(sum(apart) / sum(float(a.norm()) ** 2 for a, _ in before)),
             "cosine": mean(
                 float(a @ b / (a.norm() * b.norm()))
@@ -113,12 +113,12 @@ class Probe(Reference):
             ),
         }
         if before[0][1] is not None:
-            made["kl"] = mean(
-                float((own.exp() * (own - its)).sum())
+            measures["kl"] = mean(
+                float((log_p.exp() * (log_p - log_q)).sum())
                 for (_, one), (_, two) in zip(before, after, strict=True)
-                for own, its in zip(one, two, strict=True)
+                for log_p, log_q in zip(one, two, strict=True)
             )
-        return made
+        return measures
 
     def one_head(self, kind, layer, head, alpha):
         alphas = [1.0] * len(self.ran[0].seen[kind, layer].query)
@@ -133,7 +133,7 @@ class Probe(Reference):
     def curves(self, grid):
         """(kind, layer, head) -> for each alpha of the grid (move of the layer's output, share of
         links kept), the head switched alone."""
-        found = {}
+        points = {}
         for (kind, layer), first in self.ran[0].seen.items():
             project = output_of(self.bench.name, self.bench.model, self.bench.paths[kind, layer])
             matrix = project.weight.detach()
@@ -143,11 +143,11 @@ class Probe(Reference):
             )
             wide = first.value.shape[-1]
             for head in range(len(first.query)):
-                own = matrix[head * wide : (head + 1) * wide]
-                found[kind, layer, head] = [
-                    self._point(kind, layer, head, alpha, own, size) for alpha in grid
+                projection = matrix[head * wide : (head + 1) * wide]
+                points[kind, layer, head] = [
+                    self._point(kind, layer, head, alpha, projection, size) for alpha in grid
                 ]
-        return found
+        return points
 
     def _probed(self, kind, layer):
         return self._queries(kind, layer, self.probe)
@@ -158,13 +158,13 @@ class Probe(Reference):
         with torch.no_grad():
             return float(project(joined).norm()) ** 2
 
-    def _point(self, kind, layer, head, alpha, own, size):
+    def _point(self, kind, layer, head, alpha, projection, size):
         apart, kept = 0.0, []
         for _, seen, i in self._probed(kind, layer):
             scores = seen.scores(head, i)
             p = entmax(scores, alpha)
             moved = seen.output(head, p) - seen.output(head, softmax(scores))
-            apart += float((moved @ own).norm()) ** 2
+            apart += float((moved @ projection).norm()) ** 2
             kept.append(sum(x > 0 for x in p) / len(p))
         return math.sqrt(apart / size), mean(kept)
 
@@ -207,7 +207,7 @@ class Probe(Reference):
                     for i in range(seen.query.shape[1]):
                         p = entmax(seen.scores(head, i), alphas[kind, layer][head])
                         shares[kind, layer, head].append(sum(x > 0 for x in p) / len(p))
-        return {place: mean(found) for place, found in shares.items()}
+        return {place: mean(values) for place, values in shares.items()}
 
 
 def _attributed(vectors):
@@ -227,10 +227,10 @@ def _loss(outputs, text):
 
 
 def _advantage(here):
-    made = {
+    measures = {
         "advantage": mean(here["size"]),
         "advantage_special": sum(here["special"]) / sum(here["size"]),
     }
     if here["agreement"]:
-        made["advantage_agreement"] = mean(x for x in here["agreement"] if not math.isnan(x))
-    return made
+        measures["advantage_agreement"] = mean(x for x in here["agreement"] if not math.isnan(x))
+    return measures

@@ -32,15 +32,25 @@ def run(model, name, texts=TEXTS, chunk=32, store=None, **settings):
     )
 
 
-def same(one, two, rel=1e-9, names=None):
+def assert_same_rows(one, two, rel=1e-9, names=None):
     """Rows that hold the same numbers."""
-    assert len(one) == len(two)
+    assert len(one) == len(two) > 0
     for a, b in zip(one, two, strict=True):
         for name in names or a.keys():
             wanted = b[name]
             if isinstance(wanted, float):
                 wanted = pytest.approx(wanted, rel=rel, abs=1e-12, nan_ok=True)
             assert a[name] == wanted, (name, a["kind"], a["layer"], a["head"])
+
+
+@pytest.mark.parametrize("wrong", [[], [{"layer": 0}], [{"entropy": 1.0}], [{"entropy": math.nan}]])
+def test_other_rows_are_noticed(wrong):
+    row = {"kind": "encoder", "layer": 1, "head": 2, "entropy": 0.5}
+    assert_same_rows([row], [row | {"entropy": 0.5 + 1e-13}])
+    with pytest.raises(AssertionError):
+        assert_same_rows([row], [row | change for change in wrong])
+    with pytest.raises(AssertionError):
+        assert_same_rows([], [])
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -86,7 +96,7 @@ def test_an_interrupted_audit_goes_on(name, tmp_path):
 @pytest.mark.parametrize("name", BUILDERS)
 def test_the_implementation_does_not_matter(name, tmp_path):
     """Eager or sdpa: an audit computes attention itself."""
-    found = []
+    rows = []
     for implementation in ("eager", "sdpa"):
         model = build(name, implementation)
         measures = (*QUICK, "deviation", "attack", "recipe")
@@ -96,8 +106,8 @@ def test_the_implementation_does_not_matter(name, tmp_path):
         else:
             more = {"alphas": (2.0,), "tolerance": 0.1, **ONE}
             one = run(model, name, TEXTS[:2], measures=measures, **more)
-        found.append(one.audit().rows())
-    same(*found)
+        rows.append(one.audit().rows())
+    assert_same_rows(*rows)
 
 
 def test_heads_and_layers_are_rows_of_the_whole(named):
@@ -108,8 +118,8 @@ def test_heads_and_layers_are_rows_of_the_whole(named):
     part = run(model, name, TEXTS[:3], **settings, layers=(1,), heads=(3, 1)).audit()
     wanted = [row for row in whole if row["layer"] == 1 and row["head"] in (1, 3)]
     # these two look at the other heads that were chosen
-    own = [key for key in wanted[0] if key not in ("agreement", "layer_all_2")]
-    same(part.rows(), wanted, names=own)
+    names = [key for key in wanted[0] if key not in ("agreement", "layer_all_2")]
+    assert_same_rows(part.rows(), wanted, names=names)
     assert {row["layer"] for row in part.rows()} == {1}
 
 
@@ -156,10 +166,10 @@ GROUPS = {
 def test_each_measure_brings_its_own_columns():
     model, seen = build("t5"), []
     for measure in MEASURES:
-        found = run(model, "t5", TEXTS[:1], measures=(measure,), layers=(0,), trials=5).audit()
-        assert {column.group for column in found.columns()} == GROUPS[measure]
-        assert all(math.isfinite(row[found.columns()[0].name]) for row in found.rows())
-        seen += [column.name for column in found.columns()]
+        audit = run(model, "t5", TEXTS[:1], measures=(measure,), layers=(0,), trials=5).audit()
+        assert {column.group for column in audit.columns()} == GROUPS[measure]
+        assert all(math.isfinite(row[audit.columns()[0].name]) for row in audit.rows())
+        seen += [column.name for column in audit.columns()]
     whole = run(model, "t5", TEXTS[:1], **ONE).audit()
     assert sorted(seen) == sorted(column.name for column in whole.columns())
     assert len(seen) == len(set(seen))
@@ -167,8 +177,8 @@ def test_each_measure_brings_its_own_columns():
 
 def test_other_alphas():
     model = build("gpt2")
-    found = run(model, "gpt2", measures=("what_if", "model"), alphas=(1.25, 3.0)).audit()
-    rows = found.rows()
+    audit = run(model, "gpt2", measures=("what_if", "model"), alphas=(1.25, 3.0)).audit()
+    rows = audit.rows()
     for row in rows:
         assert 0 < row["kept_3"] <= row["kept_1.25"] <= 1
         assert 0 < row["model_moved_3"] < math.inf
@@ -179,13 +189,13 @@ def test_other_alphas():
 @pytest.mark.parametrize("texts", [["a"], ["", "a b"], [""], ["a b c"]])
 def test_odd_texts(name, texts):
     """One token, none of its own but special ones, one text, a probe larger than the texts."""
-    found = run(build(name), name, texts, **ONE).audit()
-    for row in found.rows():
+    audit = run(build(name), name, texts, **ONE).audit()
+    for row in audit.rows():
         for column, value in row.items():
             assert isinstance(value, str | int) or not math.isinf(value), column
         assert math.isfinite(row["entropy"])
         assert row["effective_support"] >= 1
-    assert found.document().inputs.probe == len(texts)
+    assert audit.document().inputs.probe == len(texts)
 
 
 def test_a_text_without_tokens_is_refused():
@@ -243,35 +253,35 @@ def _hooks(model):
 
 def test_left_padding_changes_nothing():
     model = build("llama")
-    found = []
+    rows = []
     for side in ("left", "right"):
         shown = make_dataset(tokenizer("llama", padding_side=side), TEXTS)
-        found.append(AuditRun(model, shown, AuditSettings(("weights", "advantage"))).audit().rows())
-    same(*found)
+        rows.append(AuditRun(model, shown, AuditSettings(("weights", "advantage"))).audit().rows())
+    assert_same_rows(*rows)
 
 
 def test_an_encoder_decoder_writes_its_own_target():
     shown = make_dataset(tokenizer("bart"), TEXTS[:2], generated=5)
-    found = AuditRun(build("bart"), shown, AuditSettings(("weights",))).audit()
-    assert ("cross", 1) in found.heads
-    assert 2 <= found.of("decoder", 0).weights.queries.min() <= 10
+    audit = AuditRun(build("bart"), shown, AuditSettings(("weights",))).audit()
+    assert ("cross", 1) in audit.heads
+    assert 2 <= audit.of("decoder", 0).weights.queries.min() <= 10
 
 
 def test_the_front_door():
     model = build("bert")
-    found = lens.audit(model, tokenizer("bert"), TEXTS[:2], measures=["weights"])
-    header = found.to_csv().splitlines()[0].split(",")
+    audit = lens.audit(model, tokenizer("bert"), TEXTS[:2], measures=["weights"])
+    header = audit.to_csv().splitlines()[0].split(",")
     assert header[:4] == ["kind", "layer", "head", "entropy"]
-    assert len(found.to_csv().splitlines()) == 9
-    assert found.recipe() is None
+    assert len(audit.to_csv().splitlines()) == 9
+    assert audit.recipe() is None
     with pytest.raises(TypeError, match="not both"):
         lens.audit(model, tokenizer("bert"), TEXTS, measures=["weights"], settings=AuditSettings())
     with pytest.raises(ValueError, match="texts must not be empty"):
         lens.audit(model, tokenizer("bert"), [])
     with pytest.raises(KeyError, match="no cross layer 0"):
-        found.of("cross", 0)
+        audit.of("cross", 0)
     with pytest.raises(ValueError, match="no column 'heat'"):
-        found.plot("heat")
+        audit.plot("heat")
 
 
 def test_a_converted_model_is_refused():
@@ -284,9 +294,9 @@ def test_a_converted_model_is_refused():
 
 
 def test_a_page_and_a_short_name_for_notebooks(tmp_path):
-    found = run(build("bert"), "bert", measures=("weights",), **ONE).audit()
-    assert repr(found) == f"Audit(BertModel: 1 heads, {len(found.columns())} columns, 7 texts)"
-    page = found.report(tmp_path / "new")
+    audit = run(build("bert"), "bert", measures=("weights",), **ONE).audit()
+    assert repr(audit) == f"Audit(BertModel: 1 heads, {len(audit.columns())} columns, 7 texts)"
+    page = audit.report(tmp_path / "new")
     assert page == tmp_path / "new" / "report.html"
     assert "BertModel" in page.read_text(encoding="utf-8")
 
@@ -322,7 +332,7 @@ def test_what_a_model_in_training_writes_has_no_dropout(name):
         shown = make_dataset(tokenizer(name), TEXTS)
         return AuditRun(model, shown, AuditSettings(measures=("weights",))).audit().rows()
 
-    same(entropies(build(name).train()), entropies(build(name)))
+    assert_same_rows(entropies(build(name).train()), entropies(build(name)))
 
 
 def test_settings_of_generation_do_not_matter():
@@ -336,7 +346,7 @@ def test_settings_of_generation_do_not_matter():
         .rows()
         for m in (plain, odd)
     ]
-    same(*rows)
+    assert_same_rows(*rows)
 
 
 def test_shared_layers_are_refused():

@@ -32,12 +32,12 @@ def counted(name):
     second = first
     if "decoder_input_ids" in given:
         second = _tokens(torch.ones_like(given["decoder_input_ids"]))
-    made = []
+    counted_calls = []
     for call in calls:
         asking = first if call.kind == "encoder" else second
         asked = second if call.kind == "decoder" else first
-        made.append(CountedCall(call, asking, asked))
-    return made
+        counted_calls.append(CountedCall(call, asking, asked))
+    return counted_calls
 
 
 def _tokens(mask):
@@ -59,15 +59,15 @@ def rows(one):
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_by_hand(name):
     for one in counted(name):
-        found = vars(count_weights(one)).copy()
+        counts = vars(count_weights(one)).copy()
         offsets = count_offsets(one)
         assert (offsets is None) == (one.call.kind == "cross")
         if offsets is not None:
             near = offsets.mass[:, REACH - 1 : REACH + 2]
-            found |= dict(zip(["mass_previous", "mass_self", "mass_next"], near.T, strict=True))
-            found["distance"] = offsets.distance
-            assert torch.equal(offsets.queries, found["queries"])
-        found["count"] = found["queries"]
+            counts |= dict(zip(["mass_previous", "mass_self", "mass_next"], near.T, strict=True))
+            counts["distance"] = offsets.distance
+            assert torch.equal(offsets.queries, counts["queries"])
+        counts["count"] = counts["queries"]
         heads = one.call.heads
         names = ["count", "entropy", "effective_support", "mass_first", "mass_special"]
         if one.call.kind != "cross":
@@ -91,30 +91,30 @@ def test_weights_by_hand(name):
             for each in names:
                 wanted[each][head] += values[each]
         for each in names:
-            assert found[each].tolist() == pytest.approx(wanted[each], rel=1e-9, abs=1e-12), each
-        assert found["entropy_share_histogram"].shape == (heads, BINS)
-        assert torch.equal(found["entropy_share_histogram"].sum(-1), found["count"])
+            assert counts[each].tolist() == pytest.approx(wanted[each], rel=1e-9, abs=1e-12), each
+        assert counts["entropy_share_histogram"].shape == (heads, BINS)
+        assert torch.equal(counts["entropy_share_histogram"].sum(-1), counts["count"])
 
 
 @pytest.mark.parametrize("name", ["bert", "t5"])
 def test_agreement_is_the_cosine_of_two_heads(name):
     one = counted(name)[0]
-    found = count_weights(one).agreement
+    cosines = count_weights(one).agreement
     p = one.call.weights()
-    wanted = torch.zeros_like(found)
+    wanted = torch.zeros_like(cosines)
     for text in range(len(p)):
         for query in range(p.shape[2]):
             if one.asking.real[text, query]:
                 row = p[text, :, query]
                 wanted += torch.nn.functional.cosine_similarity(row[:, None], row[None], dim=-1)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(cosines, wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_if_by_bisection(name):
     """Sparsemax by bisection of its threshold, one row at a time."""
     for one in counted(name):
-        found = count_what_if(one, (2.0,), None).by_alpha["2"]
+        counts = count_what_if(one, (2.0,), None).by_alpha["2"]
         _, values = one.call.repeat_groups()
         scores, output = one.call.scores(), one.call.weights() @ values
         wanted = {"change": [0.0] * one.call.heads, "support": [0.0] * one.call.heads}
@@ -131,14 +131,14 @@ def test_what_if_by_bisection(name):
             moved = float((p @ values[text, head] - here).norm() / here.norm())
             wanted["change"][head] += moved
             wanted["support"][head] += float((p > 1e-12).sum())
-        assert found.change.tolist() == pytest.approx(wanted["change"], rel=1e-6)
-        assert found.support.tolist() == wanted["support"]
+        assert counts.change.tolist() == pytest.approx(wanted["change"], rel=1e-6)
+        assert counts.support.tolist() == wanted["support"]
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_certificates_are_of_real_keys(name):
     for one in counted(name):
-        found = count_bounds(one)
+        counts = count_bounds(one)
         keys, values = one.call.repeat_groups()
         for head in range(one.call.heads):
             bounds = []
@@ -151,8 +151,8 @@ def test_certificates_are_of_real_keys(name):
                     for j in range(i)
                 ]
                 bounds.append(max(pairs) * one.call.scaling / 4)
-            assert float(found.bound[head]) == pytest.approx(sum(bounds), rel=1e-9)
-            assert float(found.largest[head]) == pytest.approx(max(bounds), rel=1e-9)
+            assert float(counts.bound[head]) == pytest.approx(sum(bounds), rel=1e-9)
+            assert float(counts.largest[head]) == pytest.approx(max(bounds), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart"])
@@ -161,7 +161,7 @@ def test_head_deviations_solve_the_heads_own_problem(name):
     from fenchel.dual import estimate
 
     one = counted(name)[0]
-    found = count_head_deviation(one)
+    counts = count_head_deviation(one)
     keys, _ = one.call.repeat_groups()
     templates, evidence = one.call.scaling * keys, one.call.query
     total = torch.zeros(one.call.heads, dtype=torch.float64)
@@ -172,4 +172,4 @@ def test_head_deviations_solve_the_heads_own_problem(name):
         assert exact.gap < 1e-12
         first = torch.tensor(p, dtype=torch.float64)[seen] @ t
         total[head] += (first - exact.mean).norm() / exact.mean.norm()
-    torch.testing.assert_close(found.mean, total, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(counts.mean, total, rtol=1e-8, atol=1e-12)

@@ -95,15 +95,15 @@ def test_words_read_as_tokens():
 
 def test_a_decoder_is_shown_its_target_moved_on_by_one():
     shown = Texts(tokenizer("t5"), ["a b", "c"], targets=["d", "e f g"])
-    made = shown.prepare(build("t5"), [0, 1])
+    batch = shown.prepare(build("t5"), [0, 1])
     wanted = [[0, 7, 2, 0], [0, 8, 9, 10]]  # 0 begins; the last token of a target is not shown
-    assert made.arguments["decoder_input_ids"].tolist() == wanted
-    assert made.second.real.tolist() == [[True, True, False, False], [True] * 4]
-    assert made.second.special.tolist() == [[True, False, False, False], [True] + [False] * 3]
-    assert made.last is made.second
-    assert made.sides("cross") == (made.second, made.first)
-    assert made.sides("decoder") == (made.second, made.second)
-    assert made.sides("encoder") == (made.first, made.first)
+    assert batch.arguments["decoder_input_ids"].tolist() == wanted
+    assert batch.second.real.tolist() == [[True, True, False, False], [True] * 4]
+    assert batch.second.special.tolist() == [[True, False, False, False], [True] + [False] * 3]
+    assert batch.last is batch.second
+    assert batch.sides("cross") == (batch.second, batch.first)
+    assert batch.sides("decoder") == (batch.second, batch.second)
+    assert batch.sides("encoder") == (batch.first, batch.first)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
@@ -114,10 +114,10 @@ def test_else_the_model_writes_greedily(name):
         given = shown.prepare(model, [place]).arguments
         ids = given["decoder_input_ids"]
         assert 1 <= ids.shape[1] <= 5
-        own = {key: given[key] for key in ("input_ids", "attention_mask")}
+        encoder_inputs = {key: given[key] for key in ("input_ids", "attention_mask")}
         for at in range(1, ids.shape[1]):
             with torch.no_grad():
-                logits = model(**own, decoder_input_ids=ids[:, :at]).logits[0, -1]
+                logits = model(**encoder_inputs, decoder_input_ids=ids[:, :at]).logits[0, -1]
             assert int(logits.argmax()) == int(ids[0, at])
 
 
@@ -148,28 +148,28 @@ def test_what_comes_after_the_end_does_not_count():
         def named_modules(self):
             return iter(())
 
-    made = Texts(tokenizer("t5"), ["a", "b"], generated=5).prepare(Writes(), [0, 1])
-    assert made.arguments["decoder_input_ids"].tolist() == [[0, 5, 2, 0, 0], [0, 0, 7, 8, 0]]
-    assert made.second.real.tolist() == [[True, True, False, False, False], [True] * 5]
+    batch = Texts(tokenizer("t5"), ["a", "b"], generated=5).prepare(Writes(), [0, 1])
+    assert batch.arguments["decoder_input_ids"].tolist() == [[0, 5, 2, 0, 0], [0, 0, 7, 8, 0]]
+    assert batch.second.real.tolist() == [[True, True, False, False, False], [True] * 5]
 
 
 def test_images_are_patches_after_a_class_token(tmp_path):
     model, shown = build("vit"), Images(processor(), pictures(tmp_path))
-    made = shown.prepare(model, [2, 0])
-    assert made.arguments["pixel_values"].shape == (2, 3, 16, 16)
-    assert made.arguments["pixel_values"].dtype == torch.float64
-    assert made.first.real.all()
-    assert made.first.special.tolist() == [[True] + [False] * 4] * 2
-    assert made.words[0][0] == ["[class]", "1,1", "1,2", "2,1", "2,2"]
-    assert grid(model, made.arguments["pixel_values"]) == (1, 2, 2)
+    batch = shown.prepare(model, [2, 0])
+    assert batch.arguments["pixel_values"].shape == (2, 3, 16, 16)
+    assert batch.arguments["pixel_values"].dtype == torch.float64
+    assert batch.first.real.all()
+    assert batch.first.special.tolist() == [[True] + [False] * 4] * 2
+    assert batch.words[0][0] == ["[class]", "1,1", "1,2", "2,1", "2,2"]
+    assert grid(model, batch.arguments["pixel_values"]) == (1, 2, 2)
     assert [place for group in shown.groups(model, [0, 1, 2]) for place in group] == [0, 1, 2]
     assert shown.cut(model, [0, 1, 2]) == 0
 
 
 def test_a_classifier_of_images_has_the_same_patches(tmp_path):
     model = hf.ViTForImageClassification(build("vit").config).double().eval()
-    made = Images(processor(), pictures(tmp_path)).prepare(model, [0])
-    assert made.first.special.tolist() == [[True] + [False] * 4]
+    batch = Images(processor(), pictures(tmp_path)).prepare(model, [0])
+    assert batch.first.special.tolist() == [[True] + [False] * 4]
 
 
 def test_what_is_no_image_is_refused(tmp_path):

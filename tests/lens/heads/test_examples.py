@@ -39,8 +39,8 @@ def test_links_are_the_models_strongest(name, tmp_path):
     tools = processor() if name == "vit" else tokenizer(name)
     targets = ["a b", "c"] if name in ("t5", "bart") else None
     shown = make_dataset(tools, pictures(tmp_path) if name == "vit" else TEXTS, targets)
-    made = make_examples(model, shown, [1, 0], PLAIN)
-    for place, example in zip([1, 0], made, strict=True):
+    examples = make_examples(model, shown, [1, 0], PLAIN)
+    for place, example in zip([1, 0], examples, strict=True):
         wanted = recorded(model, shown.prepare(model, [place]))
         assert example.links.keys() == wanted.keys()
         for key, links in example.links.items():
@@ -58,31 +58,33 @@ def test_links_are_the_models_strongest(name, tmp_path):
 
 
 def test_tokens_and_special_places():
-    made = make_examples(
+    example = make_examples(
         build("bart"), make_dataset(tokenizer("bart"), TEXTS, ["a b", "c"]), [0], PLAIN
     )[0]
-    assert made.text == "a b <script> c"
-    assert made.tokens["encoder"] == ["<s>", "a", "b", "<unk>", "c", "</s>"]
-    assert made.special["encoder"] == [0, 3, 5]
-    assert made.tokens["decoder"] == ["</s>", "<s>", "a", "b"]
-    assert made.special["decoder"] == [0, 1]
-    assert made.image is None
+    assert example.text == "a b <script> c"
+    assert example.tokens["encoder"] == ["<s>", "a", "b", "<unk>", "c", "</s>"]
+    assert example.special["encoder"] == [0, 3, 5]
+    assert example.tokens["decoder"] == ["</s>", "<s>", "a", "b"]
+    assert example.special["decoder"] == [0, 1]
+    assert example.image is None
 
 
 def test_only_wanted_heads():
     wanted = AuditSettings(("weights",), layers=(1,), heads=(2,))
-    made = make_examples(build("bert"), make_dataset(tokenizer("bert"), TEXTS), [1], wanted)[0]
-    assert list(made.links) == ["encoder/1"]
-    assert len(numbers(made.links["encoder/1"].received, -1)) == 5
+    example = make_examples(build("bert"), make_dataset(tokenizer("bert"), TEXTS), [1], wanted)[0]
+    assert list(example.links) == ["encoder/1"]
+    assert len(numbers(example.links["encoder/1"].received, -1)) == 5
 
 
 def test_an_image_is_shown_as_the_model_sees_it(tmp_path):
-    made = make_examples(build("vit"), make_dataset(processor(), pictures(tmp_path)), [1], PLAIN)[0]
-    assert made.text == "1.png"
-    assert {key: getattr(made.image, key) for key in ("rows", "columns", "first")} == {
+    example = make_examples(
+        build("vit"), make_dataset(processor(), pictures(tmp_path)), [1], PLAIN
+    )[0]
+    assert example.text == "1.png"
+    assert {key: getattr(example.image, key) for key in ("rows", "columns", "first")} == {
         "rows": 2, "columns": 2, "first": 1,
     }  # fmt: skip
-    head, _, data = made.image.data.partition(",")
+    head, _, data = example.image.data.partition(",")
     assert head == "data:image/jpeg;base64"
     with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
         assert picture.size == (16, 16)
@@ -90,8 +92,8 @@ def test_an_image_is_shown_as_the_model_sees_it(tmp_path):
 
 def test_packed_by_hand():
     weights = torch.tensor([[[0.25, 0.75, 0.0], [0.5, 0.1, 0.4]]], dtype=torch.float64)
-    found = pack_links(weights, 2)
-    assert numbers(found.to, 1, 2, 2).tolist() == [[[1, 0], [0, 2]]]
+    links = pack_links(weights, 2)
+    assert numbers(links.to, 1, 2, 2).tolist() == [[[1, 0], [0, 2]]]
     half = [[[49151, 16384], [32768, 26214]]]
-    assert numbers(found.weight, 1, 2, 2).tolist() == half
-    assert numbers(found.received, 1, 3).tolist() == [[24576, 27852, 13107]]
+    assert numbers(links.weight, 1, 2, 2).tolist() == half
+    assert numbers(links.received, 1, 3).tolist() == [[24576, 27852, 13107]]

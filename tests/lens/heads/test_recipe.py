@@ -34,7 +34,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def found(model):
+def audit(model):
     return searched(model, "bert")
 
 
@@ -52,9 +52,9 @@ def by_place(recipe):
     }
 
 
-def test_every_head_is_allowed(found, probe):
+def test_every_head_is_allowed(audit, probe):
     """Switched alone, it moves its layer's output by no more than the tolerance."""
-    alphas = by_place(found.recipe())
+    alphas = by_place(audit.recipe())
     assert any(alpha > 1 for row in alphas.values() for alpha in row)
     assert any(alpha == 1 for row in alphas.values() for alpha in row)
     chosen = sorted({alpha for row in alphas.values() for alpha in row if alpha > 1})
@@ -64,8 +64,8 @@ def test_every_head_is_allowed(found, probe):
             assert points[chosen.index(alpha)][0] <= TOLERANCE
 
 
-def test_the_model_stays_within_the_tolerance(found, probe):
-    recipe = found.recipe()
+def test_the_model_stays_within_the_tolerance(audit, probe):
+    recipe = audit.recipe()
     moved = probe.moves(by_place(recipe), [0, 2])
     assert 0 < max(moved) <= TOLERANCE
     assert recipe["moved"]["probe"]["largest"] == pytest.approx(max(moved), rel=1e-6)
@@ -74,25 +74,25 @@ def test_the_model_stays_within_the_tolerance(found, probe):
     assert recipe["tolerance"] == TOLERANCE
 
 
-def test_a_converted_model_is_the_switched_one(found, probe):
-    recipe = found.recipe()
-    own = convert(build("bert"), recipe)
+def test_a_converted_model_is_the_switched_one(audit, probe):
+    recipe = audit.recipe()
+    conversion = convert(build("bert"), recipe)
     alphas = by_place(recipe)
     for text, shown in zip(TEXTS, probe.texts, strict=True):
         with torch.no_grad():
-            outputs = own(**given(text))
+            outputs = conversion(**given(text))
         wanted = probe.bench.run(shown.given, alphas).outputs
         # alphas are held in float32
         torch.testing.assert_close(embedding(outputs), embedding(wanted), rtol=1e-5, atol=1e-6)
 
 
-def test_softmax_heads_stay_softmax(found):
+def test_softmax_heads_stay_softmax(audit):
     """All at alpha 1: the model as it was."""
-    recipe = found.recipe()
+    recipe = audit.recipe()
     even = {path: [1.0] * len(row) for path, row in recipe["alphas"].items()}
-    own, plain = convert(build("bert"), recipe | {"alphas": even}), build("bert")
+    conversion, plain = convert(build("bert"), recipe | {"alphas": even}), build("bert")
     with torch.no_grad():
-        one, two = (x(**given(TEXTS[0])).last_hidden_state for x in (own, plain))
+        one, two = (x(**given(TEXTS[0])).last_hidden_state for x in (conversion, plain))
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
     calls = {}
 
@@ -103,13 +103,13 @@ def test_softmax_heads_stay_softmax(found):
         return hook
 
     # in the first layer the heads have the same inputs in both
-    own = convert(build("bert"), recipe)
-    for name, one in (("own", own), ("plain", plain)):
+    conversion = convert(build("bert"), recipe)
+    for name, one in (("conversion", conversion), ("plain", plain)):
         one.encoder.layer[0].attention.self.register_forward_hook(keep(name))
         with torch.no_grad():
             one(**given(TEXTS[0]))
     for head, alpha in enumerate(recipe["alphas"]["encoder.layer.0.attention.self"]):
-        apart = (calls["own"][:, :, head] - calls["plain"][:, :, head]).abs().max()
+        apart = (calls["conversion"][:, :, head] - calls["plain"][:, :, head]).abs().max()
         assert (apart < 1e-12) == (alpha == 1)
 
 
@@ -138,12 +138,12 @@ def test_a_smaller_tolerance_moves_less(model):
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_other_architectures_are_converted_too(name):
     recipe = searched(build(name), name, layers=(0,)).recipe()
-    own = convert(build(name), recipe)
+    conversion = convert(build(name), recipe)
     ids = given(TEXTS[0], name) | (
         {"decoder_input_ids": torch.tensor([[0, 5]])} if name == "t5" else {}
     )
     with torch.no_grad():
-        one, two = (model(**ids).logits for model in (own, build(name)))
+        one, two = (model(**ids).logits for model in (conversion, build(name)))
     assert one.isfinite().all()
     assert (one - two).abs().max() > 1e-9
 

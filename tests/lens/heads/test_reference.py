@@ -34,7 +34,7 @@ def shown(name, tools, inputs):
     if name == "vit":
         pixels = [_pixels(tools, path) for path in inputs]
         return [Shown({"pixel_values": one}, {"first": [True] + [False] * 4}) for one in pixels]
-    made = []
+    texts = []
     for text, target in zip(TEXTS, TARGETS, strict=True):
         ids = tools(text)["input_ids"]
         given, special = {"input_ids": torch.tensor([ids])}, {"first": [at < 3 for at in ids]}
@@ -42,8 +42,8 @@ def shown(name, tools, inputs):
             written = [START[name], *tools(target)["input_ids"][:-1]]
             given["decoder_input_ids"] = torch.tensor([written])
             special["second"] = [at < 3 for at in written]
-        made.append(Shown(given, special))
-    return made
+        texts.append(Shown(given, special))
+    return texts
 
 
 def _pixels(tools, path):
@@ -69,10 +69,10 @@ class Case:
         texts = shown(name, self.tools, self.inputs)
         self.reference = Probe(Bench(name, self.model), texts, ALPHAS, PROBE)
         self.before = self.reference.outputs()
-        self.audit = self.made()
+        self.audit = self.run_audit()
         self.alphas = self.reference.recipe(search())
 
-    def made(self):
+    def run_audit(self):
         wanted = AuditSettings(
             MEASURES, ALPHAS, probe=len(PROBE), tolerance=TOLERANCE, trials=TRIALS
         )
@@ -96,8 +96,8 @@ class Case:
                     row[f"model_{name}_{alpha:g}"] = value
         for kind, layer in self.reference.ran[0].seen:
             for alpha in ALPHAS:
-                for head, found in enumerate(self.reference.what_if(kind, layer, alpha)):
-                    rows[kind, layer, head] |= {f"{n}_{alpha:g}": v for n, v in found.items()}
+                for head, values in enumerate(self.reference.what_if(kind, layer, alpha)):
+                    rows[kind, layer, head] |= {f"{n}_{alpha:g}": v for n, v in values.items()}
         return rows
 
     def of_head(self, kind, layer, head):
@@ -112,9 +112,9 @@ class Case:
         row["fisher_rank"] = math.exp(entropy([x / sum(spectrum) for x in spectrum]))
         bounds, local = reference.bounds(*place), reference.local(*place)
         row["bound"], row["largest_bound"] = mean(bounds), max(bounds)
-        row["local"] = mean(x for found in local.values() for x in found)
-        row["largest_local"] = max(x for found in local.values() for x in found)
-        row["local_share"] = mean(max(found) / bounds[at] for at, found in local.items())
+        row["local"] = mean(x for norms in local.values() for x in norms)
+        row["largest_local"] = max(x for norms in local.values() for x in norms)
+        row["local_share"] = mean(max(norms) / bounds[at] for at, norms in local.items())
         row["attacked"] = reference.attacked(*place, TRIALS)
         row["tightness"] = bounds[reference.probe[0]] / row["attacked"]
         return row
@@ -128,15 +128,15 @@ def case(request, tmp_path_factory):
 def differences(audit, expected):
     """What differs, and what only one of the two has."""
     rows = {(row["kind"], row["layer"], row["head"]): row for row in audit.rows()}
-    found = [] if rows.keys() == expected.keys() else [(list(rows), list(expected))]
+    entries = [] if rows.keys() == expected.keys() else [(list(rows), list(expected))]
     for place, row in rows.items():
         wanted = expected[place]
         for name in (column.name for column in audit.columns()):
             value = wanted.get(name, math.nan)
             if row[name] != pytest.approx(value, **CLOSE, nan_ok=True):
-                found.append((place, name, row[name], value))
+                entries.append((place, name, row[name], value))
     known = {name for row in expected.values() for name in row}
-    return found + sorted(known ^ {column.name for column in audit.columns()})
+    return entries + sorted(known ^ {column.name for column in audit.columns()})
 
 
 def test_every_number_of_every_head(case):
@@ -157,8 +157,8 @@ def test_the_comparison_can_fail(case):
     place = next(iter(expected))
     expected[place]["entropy"] *= 1 + 3e-6
     del expected[place]["local"]
-    found = differences(case.audit, expected)
-    assert [one[:2] for one in found] == [(place, "entropy"), (place, "local")]
+    entries = differences(case.audit, expected)
+    assert [one[:2] for one in entries] == [(place, "entropy"), (place, "local")]
 
 
 def test_what_is_more_than_a_number_a_head(case):
@@ -170,10 +170,10 @@ def test_what_is_more_than_a_number_a_head(case):
             assert document["agreement"][place][head] == pytest.approx(row, **CLOSE)
             spectrum = reference.fisher(kind, layer, head)[1]
             assert document["spectra"][place][head] == pytest.approx(spectrum, rel=1e-6, abs=1e-10)
-            found = reference.weights(kind, layer, head)
+            weights = reference.weights(kind, layer, head)
             for name in ("entropy_share", "top_weight"):
                 bins = [0] * 20
-                for value in found[name]:
+                for value in weights[name]:
                     bins[min(int(value * 20), 19)] += 1
                 assert document["histograms"][place][name][head] == bins
             _check_offsets(case, document, kind, layer, head)
@@ -193,29 +193,29 @@ def _check_offsets(case, document, kind, layer, head):
         level = case.reference.preference_at(kind, layer, head, 0)
         for offset, value in zip(shape["offsets"], shape["log"][head], strict=True):
             bias = case.reference.preference_at(kind, layer, head, offset)
-            found = math.nan if value is None else value
-            assert found == pytest.approx(bias - level, rel=1e-6, abs=1e-9, nan_ok=True)
+            number = math.nan if value is None else value
+            assert number == pytest.approx(bias - level, rel=1e-6, abs=1e-9, nan_ok=True)
 
 
 def test_the_whole_model_switched(case):
     document, rows = case.audit.document().to_json(), case.audit.rows()
-    for alpha, found in zip(ALPHAS, document["everywhere"], strict=True):
+    for alpha, entry in zip(ALPHAS, document["everywhere"], strict=True):
         wanted = case.reference.switched(case.reference.everywhere(alpha), case.before)
-        assert found["alpha"] == alpha
+        assert entry["alpha"] == alpha
         for name in ("moved", "cosine", "kl"):
-            assert found[name] == (
+            assert entry[name] == (
                 pytest.approx(wanted[name], rel=1e-6) if name in wanted else None
             )
-        assert found["kept"] == pytest.approx(mean(row[f"kept_{alpha:g}"] for row in rows))
+        assert entry["kept"] == pytest.approx(mean(row[f"kept_{alpha:g}"] for row in rows))
 
 
 def test_the_recipe_moves_the_model_as_it_says(case):
     moved = case.audit.document().to_json()["recipe"]["moved"]
     for name, places in {"probe": PROBE, "unseen": [2]}.items():
-        found = case.reference.moves(case.alphas, places)
+        distances = case.reference.moves(case.alphas, places)
         assert moved[name]["texts"] == len(places)
-        assert moved[name]["largest"] == pytest.approx(max(found), rel=1e-6, abs=1e-7)
-        squares = math.sqrt(mean(x * x for x in found))
+        assert moved[name]["largest"] == pytest.approx(max(distances), rel=1e-6, abs=1e-7)
+        squares = math.sqrt(mean(x * x for x in distances))
         assert moved[name]["root_mean_square"] == pytest.approx(squares, rel=1e-6, abs=1e-7)
     assert moved["probe"]["largest"] <= TOLERANCE
 
@@ -226,8 +226,10 @@ def test_the_hand_made_attention_is_the_models_own(case):
     for text, ran in zip(case.reference.texts, case.reference.ran, strict=True):
         with torch.no_grad():
             theirs = case.model(**text.given, output_hidden_states=True)
-        mine, own = last_states(ran.outputs), last_states(theirs)
-        torch.testing.assert_close(mine, own, rtol=0, atol=1e-4 if rounded else 1e-10)
+        hand_states, model_states = last_states(ran.outputs), last_states(theirs)
+        torch.testing.assert_close(
+            hand_states, model_states, rtol=0, atol=1e-4 if rounded else 1e-10
+        )
 
 
 def test_the_document_is_json(case):

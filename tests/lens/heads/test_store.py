@@ -11,18 +11,18 @@ PART = Tallies(inputs=InputTally(TOKENS, cut=torch.tensor([3.0])))
 
 
 def store(folder, settings=None, resume=True):
-    made = Store(folder, {"model": "m", "alphas": (1.5, 2.0)} if settings is None else settings)
-    made.open(resume)
-    return made
+    units = Store(folder, {"model": "m", "alphas": (1.5, 2.0)} if settings is None else settings)
+    units.open(resume)
+    return units
 
 
 def test_a_unit_comes_back_as_it_was(tmp_path):
     store(tmp_path).save("chunk-000001", PART)
     again = store(tmp_path)
     assert again.names() == ["chunk-000001"]
-    found = again.load("chunk-000001")
-    assert to_arrays(found).keys() == to_arrays(PART).keys()
-    assert all(torch.equal(to_arrays(found)[name], x) for name, x in to_arrays(PART).items())
+    tallies = again.load("chunk-000001")
+    assert to_arrays(tallies).keys() == to_arrays(PART).keys()
+    assert all(torch.equal(to_arrays(tallies)[name], x) for name, x in to_arrays(PART).items())
     assert again.load("chunk-000000") is None
     assert again.set_aside == []
 
@@ -98,13 +98,13 @@ def test_files_of_others_stay(tmp_path):
     Store(foreign, {}).open(resume=False)
     assert (foreign / "recipe.npz").read_bytes() == b"mine"
 
-    own = Store(tmp_path / "own", {})
-    own.open(resume=False)
-    own.save("chunk-000000", PART)
+    units = Store(tmp_path / "units", {})
+    units.open(resume=False)
+    units.save("chunk-000000", PART)
     for name in ("mydata.npz", "x.damaged"):
-        (own.folder / name).write_bytes(b"mine")
-    own.open(resume=False)
-    assert sorted(path.name for path in own.folder.iterdir()) == [
+        (units.folder / name).write_bytes(b"mine")
+    units.open(resume=False)
+    assert sorted(path.name for path in units.folder.iterdir()) == [
         "mydata.npz",
         "settings.json",
         "x.damaged",
@@ -113,9 +113,9 @@ def test_files_of_others_stay(tmp_path):
 
 def test_beginning_again_does_so_though_the_settings_are_damaged(tmp_path):
     """Else units would be taken for new ones that nobody asked to go on with."""
-    own = Store(tmp_path, {"model": "a"})
-    own.open(resume=False)
-    own.save("chunk-000000", PART)
+    units = Store(tmp_path, {"model": "a"})
+    units.open(resume=False)
+    units.save("chunk-000000", PART)
     (tmp_path / "settings.json").write_text('{"mod')
-    own.open(resume=False)
-    assert own.load("chunk-000000") is None
+    units.open(resume=False)
+    assert units.load("chunk-000000") is None

@@ -129,11 +129,11 @@ class Browser:
 
     def centre(self, selector: str) -> tuple[float, float]:
         """Scrolled into sight; what scrolling starts has ended, or else a pointer may miss."""
-        found = f"document.querySelector({json.dumps(selector)})"
-        self.run(f"{found}.scrollIntoView({{block: 'center'}})")
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{element}.scrollIntoView({{block: 'center'}})")
         self.settle()
         x, y = self.run(
-            f"(b => [b.x + b.width / 2, b.y + b.height / 2])({found}.getBoundingClientRect())"
+            f"(b => [b.x + b.width / 2, b.y + b.height / 2])({element}.getBoundingClientRect())"
         )
         return x, y
 
@@ -178,8 +178,8 @@ class Browser:
     def complaints(self) -> list[str]:
         """Errors and warnings in the console, exceptions, and what the policy stopped."""
         self.settle()
-        found = [_complaint(event.get("method", ""), event["params"]) for event in self._news()]
-        return [text for text in found if text is not None]
+        texts = [_complaint(event.get("method", ""), event["params"]) for event in self._news()]
+        return [text for text in texts if text is not None]
 
     def requests(self) -> list[str]:
         wanted = "Network.requestWillBeSent"

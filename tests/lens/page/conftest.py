@@ -11,6 +11,6 @@ from tests.lens.page.browser import Browser
 
 @pytest.fixture(scope="package")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    made = Browser(tmp_path_factory.mktemp("chromium"))
-    yield made
-    made.close()
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()

@@ -50,8 +50,8 @@ _COLUMNS = (
 
 def columns() -> list[dict[str, str]]:
     keys = ("name", "title", "unit", "group", "scale", "of")
-    made = [dict(zip(keys, entry, strict=True)) for entry in _COLUMNS]
-    return [{**column, "explain": f"Explains {column['title']}."} for column in made]
+    entries = [dict(zip(keys, entry, strict=True)) for entry in _COLUMNS]
+    return [{**column, "explain": f"Explains {column['title']}."} for column in entries]
 
 
 def weights(kind: str, layer: int, head: int, queries: int, keys: int) -> Array:
@@ -69,8 +69,8 @@ def weights(kind: str, layer: int, head: int, queries: int, keys: int) -> Array:
         scores *= 0.2
     if kind == "decoder":
         scores = np.where(apart > 0, -np.inf, scores)
-    made: Array = np.exp(scores - scores.max(-1, keepdims=True))
-    return made / made.sum(-1, keepdims=True)
+    masses: Array = np.exp(scores - scores.max(-1, keepdims=True))
+    return masses / masses.sum(-1, keepdims=True)
 
 
 def _numbers(p: Array, kind: str, layer: int, head: int) -> dict[str, float | None]:
@@ -79,7 +79,7 @@ def _numbers(p: Array, kind: str, layer: int, head: int) -> dict[str, float | No
     entropy = -np.sum(p * np.log(np.maximum(p, 1e-300)), -1)
     apart = np.arange(keys)[None] - np.arange(queries)[:, None]
     bound = float(np.exp(rng.normal() + layer / 3))
-    made: dict[str, float | None] = {
+    numbers: dict[str, float | None] = {
         "entropy": entropy.mean(),
         "entropy_share": entropy.mean() / np.log(keys),
         "effective_support": np.exp(entropy).mean(),
@@ -96,15 +96,15 @@ def _numbers(p: Array, kind: str, layer: int, head: int) -> dict[str, float | No
     }
     for alpha, cut in zip(ALPHAS, (0.05, 0.2), strict=True):
         kept = np.where(p > cut * p.max(-1, keepdims=True), p, 0)
-        made[f"kept_{alpha}"] = (kept > 0).mean()
-        made[f"moved_{alpha}"] = np.abs(kept / kept.sum(-1, keepdims=True) - p).sum(-1).mean()
+        numbers[f"kept_{alpha}"] = (kept > 0).mean()
+        numbers[f"moved_{alpha}"] = np.abs(kept / kept.sum(-1, keepdims=True) - p).sum(-1).mean()
     places = {"mass_self": 0, "mass_previous": -1, "mass_next": 1}
     if kind == "cross":
-        made |= dict.fromkeys((*places, "distance"))
+        numbers |= dict.fromkeys((*places, "distance"))
     else:
-        made |= {name: (p * (apart == offset)).sum(-1).mean() for name, offset in places.items()}
-        made["distance"] = (p * np.abs(apart)).sum(-1).mean()
-    return {name: None if value is None else float(value) for name, value in made.items()}
+        numbers |= {name: (p * (apart == offset)).sum(-1).mean() for name, offset in places.items()}
+        numbers["distance"] = (p * np.abs(apart)).sum(-1).mean()
+    return {name: None if value is None else float(value) for name, value in numbers.items()}
 
 
 def packed(values: Array) -> str:
@@ -115,13 +115,13 @@ def links(all_weights: Array, width: int = WIDTH) -> dict[str, Any]:
     """(H, Q, n)"""
     width = min(width, all_weights.shape[-1])
     to = np.argsort(-all_weights, -1, kind="stable")[..., :width]
-    found = np.take_along_axis(all_weights, to, -1)
+    strongest = np.take_along_axis(all_weights, to, -1)
     return {
         "width": width,
         "queries": all_weights.shape[1],
         "keys": all_weights.shape[2],
         "to": packed(to),
-        "weight": packed(found * 65535),
+        "weight": packed(strongest * 65535),
         "received": packed(all_weights.mean(1) * 65535),
         "gained": packed((gained(all_weights) + 1) / 2 * 65535),
     }
@@ -137,12 +137,12 @@ def gained(all_weights: Array) -> Array:
     return pull / np.abs(pull).max(-1, keepdims=True)
 
 
-def without_pull(made: dict[str, Any], *layers: str) -> dict[str, Any]:
+def without_pull(content: dict[str, Any], *layers: str) -> dict[str, Any]:
     """The document, with "gained" taken out of these layers, or of all."""
-    for shown in made["examples"]:
+    for shown in content["examples"]:
         for layer in layers or shown["links"]:
             del shown["links"][layer]["gained"]
-    return made
+    return content
 
 
 def example(
@@ -154,14 +154,14 @@ def example(
 ) -> dict[str, Any]:
     sides = {"encoder": ("encoder",) * 2, "decoder": ("decoder",) * 2}
     sides["cross"] = ("decoder", "encoder")
-    made = {}
+    by_layer = {}
     for kind, count in layers.items():
         queries, keys = (len(tokens[side]) for side in sides[kind])
         for layer in range(count):
             every = [weights(kind, layer, head, queries, keys) for head in range(heads)]
-            made[f"{kind}/{layer}"] = links(np.stack(every), width)
+            by_layer[f"{kind}/{layer}"] = links(np.stack(every), width)
     special = {side: [0, len(names) - 1] for side, names in tokens.items()}
-    return {"text": text, "tokens": tokens, "special": special, "image": None, "links": made}
+    return {"text": text, "tokens": tokens, "special": special, "image": None, "links": by_layer}
 
 
 def document(
@@ -257,25 +257,25 @@ def _recipe(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def long_document(tokens: int = 512, layers: int = 1, heads: int = 3) -> dict[str, Any]:
     """One text of so many tokens."""
-    made = document({"encoder": layers}, heads)
+    content = document({"encoder": layers}, heads)
     words = (SENTENCE[1:-1] * (tokens // len(SENTENCE[1:-1]) + 1))[: tokens - 2]
     names = {"encoder": ["[CLS]", *words, "[SEP]"]}
-    made["examples"] = [example({"encoder": layers}, heads, names, " ".join(words))]
-    return made
+    content["examples"] = [example({"encoder": layers}, heads, names, " ".join(words))]
+    return content
 
 
 def image_document(side: int = 14, layers: int = 2, heads: int = 3) -> dict[str, Any]:
     """An image in side x side patches behind a class token."""
-    made = document({"encoder": layers}, heads)
-    made["inputs"] |= {"what": "images", "truncated": 0}
-    made["everywhere"], made["recipe"] = [], None
-    made["spectra"], made["preference"] = {}, {}
+    content = document({"encoder": layers}, heads)
+    content["inputs"] |= {"what": "images", "truncated": 0}
+    content["everywhere"], content["recipe"] = [], None
+    content["spectra"], content["preference"] = {}, {}
     names = {"encoder": ["[CLS]", *(f"patch {i}" for i in range(side**2))]}
     shown = example({"encoder": layers}, heads, names, "a disc", WIDE)
     shown["special"] = {"encoder": [0]}
     shown["image"] = {"data": picture(112), "rows": side, "columns": side, "first": 1}
-    made["examples"] = [shown]
-    return made
+    content["examples"] = [shown]
+    return content
 
 
 def picture(side: int) -> str:

@@ -24,18 +24,20 @@ LAYERS = {"encoder": 2, "decoder": 1, "cross": 2}
 
 
 def hostile() -> dict[str, Any]:
-    made = document({"encoder": 1}, 2, HOSTILE)
-    shown = made["examples"][0]
+    content = document({"encoder": 1}, 2, HOSTILE)
+    shown = content["examples"][0]
     shown["text"] = HOSTILE
     shown["tokens"]["encoder"] = [HOSTILE, SCRIPT, *shown["tokens"]["encoder"][2:]]
-    made["columns"][0] |= {"title": HOSTILE, "explain": HOSTILE, "unit": SCRIPT}
-    return made
+    content["columns"][0] |= {"title": HOSTILE, "explain": HOSTILE, "unit": SCRIPT}
+    return content
 
 
 def large() -> dict[str, Any]:
-    made = document({"decoder": 60}, 20)
-    made["examples"] = [example({"decoder": 1}, 20, made["examples"][0]["tokens"], "one layer")]
-    return made
+    content = document({"decoder": 60}, 20)
+    content["examples"] = [
+        example({"decoder": 1}, 20, content["examples"][0]["tokens"], "one layer")
+    ]
+    return content
 
 
 DOCUMENTS = {
@@ -52,7 +54,8 @@ DOCUMENTS = {
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     return {
-        name: write(Document.from_json(made), folder / name) for name, made in DOCUMENTS.items()
+        name: write(Document.from_json(content), folder / name)
+        for name, content in DOCUMENTS.items()
     }
 
 
@@ -65,9 +68,9 @@ def test_the_browser_reports_what_goes_wrong(page: Browser, tmp_path: Path) -> N
         '<img src="https://example.invalid/x.png"><script>missing()</script>'
     )
     page.open(path)
-    found = " ".join(page.complaints())
-    assert "Content Security Policy" in found
-    assert "missing is not defined" in found
+    complaints = " ".join(page.complaints())
+    assert "Content Security Policy" in complaints
+    assert "missing is not defined" in complaints
     path.write_text('<img src="http://127.0.0.1:9/x.png">')
     page.open(path)
     assert "http://127.0.0.1:9/x.png" in page.requests()
@@ -189,23 +192,23 @@ def test_columns_sort_both_ways_with_nulls_last(page: Browser, paths: dict[str, 
     rows = by_key("texts")
     for direction, sign in (("descending", -1), ("ascending", 1)):
         page.click('#table [data-sort="tightness"]')
-        found = page.run(f"{COLUMN}('tightness')")
-        values = [rows[key]["tightness"] for key in found["keys"]]
-        assert found["sort"] == direction
+        column = page.run(f"{COLUMN}('tightness')")
+        values = [rows[key]["tightness"] for key in column["keys"]]
+        assert column["sort"] == direction
         assert values[-1] is None
-        assert found["cells"][-1] == "–"
+        assert column["cells"][-1] == "–"
         assert values[:-1] == sorted(values[:-1], key=lambda x: sign * x)
-        assert float(found["cells"][0]) == pytest.approx(values[0], rel=5e-3)
-        assert len(set(found["keys"])) == len(rows)
+        assert float(column["cells"][0]) == pytest.approx(values[0], rel=5e-3)
+        assert len(set(column["keys"])) == len(rows)
 
 
 def test_sorting_is_stable(page: Browser, paths: dict[str, Path]) -> None:
     page.open(paths["texts"], "#table")
     page.click('#table [data-sort="entropy"]')
     page.click('#table [data-sort="layer"]')
-    found = page.run(f"{COLUMN}('layer')")["keys"]
+    keys = page.run(f"{COLUMN}('layer')")["keys"]
     rows = by_key("texts")
-    assert found == sorted(rows, key=lambda key: (rows[key]["layer"], -rows[key]["entropy"]))
+    assert keys == sorted(rows, key=lambda key: (rows[key]["layer"], -rows[key]["entropy"]))
 
 
 def test_filters_and_links_of_the_table(page: Browser, paths: dict[str, Path]) -> None:
@@ -269,8 +272,8 @@ PATHS = (
 
 def expected_links(name: str, layer: str, head: int, query: int) -> dict[int, float]:
     to, weight, _ = stored(name, layer, head)
-    found = zip(to[query].tolist(), weight[query].tolist(), strict=True)
-    return {key: share for key, share in found if share > 0}
+    pairs = zip(to[query].tolist(), weight[query].tolist(), strict=True)
+    return {key: share for key, share in pairs if share > 0}
 
 
 @pytest.mark.parametrize(
@@ -389,21 +392,21 @@ def test_a_patch_shows_where_it_looks(page: Browser, paths: dict[str, Path]) -> 
 
 def test_all_numbers_of_a_head_with_their_ranks(page: Browser, paths: dict[str, Path]) -> None:
     page.open(paths["texts"], "#encoder/1/1")
-    made = DOCUMENTS["texts"]
+    content = DOCUMENTS["texts"]
     lines = page.run(
         "Object.fromEntries([...document.querySelectorAll('.number')].map(n =>"
         " [n.dataset.column, [n.querySelector('.rank').textContent,"
         " n.querySelector('b').textContent]]))"
     )
-    assert list(lines) == [column["name"] for column in made["columns"]]
+    assert list(lines) == [column["name"] for column in content["columns"]]
     assert lines.pop("tightness") == ["", "not measured"]
     row = by_key("texts")["encoder/1/1"]
     for name, (rank, _) in lines.items():
-        place = 1 + sum(other[name] > row[name] for other in made["rows"])
-        last = sum(other[name] >= row[name] for other in made["rows"])
+        place = 1 + sum(other[name] > row[name] for other in content["rows"])
+        last = sum(other[name] >= row[name] for other in content["rows"])
         ties = "" if last == place else rf" to {last}(st|nd|rd|th)"
         tied = ", tied" if ties else ""
-        assert re.fullmatch(rf"{place}(st|nd|rd|th){ties} of {len(made['rows'])}{tied}", rank)
+        assert re.fullmatch(rf"{place}(st|nd|rd|th){ties} of {len(content['rows'])}{tied}", rank)
 
 
 def test_certificate_charts_recipe_and_what_if(page: Browser, paths: dict[str, Path]) -> None:

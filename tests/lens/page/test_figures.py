@@ -23,9 +23,9 @@ def meshes(figure: Figure) -> list[Any]:
     return [ax.collections[0] for ax in figure.axes if ax.get_ylabel() == "layer"]
 
 
-def expected(made: dict[str, Any], kind: str, column: str) -> Any:
+def expected(content: dict[str, Any], kind: str, column: str) -> Any:
     """(layers, heads) with NaN for null; rows come layer by layer."""
-    rows = [row for row in made["rows"] if row["kind"] == kind]
+    rows = [row for row in content["rows"] if row["kind"] == kind]
     heads = 1 + max(row["head"] for row in rows)
     values = [np.nan if row[column] is None else row[column] for row in rows]
     return np.array(values).reshape(-1, heads)
@@ -33,23 +33,23 @@ def expected(made: dict[str, Any], kind: str, column: str) -> Any:
 
 @pytest.mark.parametrize("column", ["entropy", "tightness", "bound", "tilt"])
 def test_a_map_holds_the_numbers(column: str) -> None:
-    made = document()
-    (mesh,) = meshes(map_figure(Document.from_json(made), column))
+    content = document()
+    (mesh,) = meshes(map_figure(Document.from_json(content), column))
     shown = np.ma.filled(mesh.get_array().reshape(3, 4), np.nan)
-    np.testing.assert_array_equal(shown, expected(made, "encoder", column))
+    np.testing.assert_array_equal(shown, expected(content, "encoder", column))
     assert np.isnan(shown).sum() == (1 if column == "tightness" else 0)
 
 
 def test_scales_follow_the_column() -> None:
-    made = document()
-    bound = [row["bound"] for row in made["rows"]]
-    norm = meshes(map_figure(Document.from_json(made), "bound"))[0].norm
+    content = document()
+    bound = [row["bound"] for row in content["rows"]]
+    norm = meshes(map_figure(Document.from_json(content), "bound"))[0].norm
     assert isinstance(norm, LogNorm)
     assert (norm.vmin, norm.vmax) == (min(bound), max(bound))
-    signed = meshes(map_figure(Document.from_json(made), "tilt"))[0]
+    signed = meshes(map_figure(Document.from_json(content), "tilt"))[0]
     assert signed.norm.vmin == -signed.norm.vmax
     assert signed.cmap.name == "RdBu_r"
-    assert meshes(map_figure(Document.from_json(made), "entropy"))[0].cmap.name == "viridis"
+    assert meshes(map_figure(Document.from_json(content), "entropy"))[0].cmap.name == "viridis"
 
 
 def test_the_first_layer_is_on_top_and_heads_go_to_the_right() -> None:
@@ -67,22 +67,26 @@ def test_patches_are_apart_in_reading_order() -> None:
 
 
 def test_kinds_share_one_scale() -> None:
-    made = document({"encoder": 2, "decoder": 3, "cross": 1}, 2)
-    found = meshes(map_figure(Document.from_json(made), "entropy"))
-    assert [mesh.get_array().size for mesh in found] == [4, 6, 2]
-    assert len({(mesh.norm.vmin, mesh.norm.vmax) for mesh in found}) == 1
-    (one,) = meshes(map_figure(Document.from_json(made), "entropy", "decoder"))
-    assert one.norm.vmax == found[0].norm.vmax
+    content = document({"encoder": 2, "decoder": 3, "cross": 1}, 2)
+    maps = meshes(map_figure(Document.from_json(content), "entropy"))
+    assert [mesh.get_array().size for mesh in maps] == [4, 6, 2]
+    assert len({(mesh.norm.vmin, mesh.norm.vmax) for mesh in maps}) == 1
+    (one,) = meshes(map_figure(Document.from_json(content), "entropy", "decoder"))
+    assert one.norm.vmax == maps[0].norm.vmax
     assert (
-        meshes(map_figure(Document.from_json(made), "distance", "cross"))[0].get_array().mask.all()
+        meshes(map_figure(Document.from_json(content), "distance", "cross"))[0]
+        .get_array()
+        .mask.all()
     )
 
 
 def test_a_choice_of_heads_keeps_their_numbers() -> None:
-    made = document()
-    made["rows"] = [row for row in made["rows"] if row["head"] in (1, 3) and row["layer"] != 1]
-    made["rows"].pop()
-    figure = map_figure(Document.from_json(made), "entropy")
+    content = document()
+    content["rows"] = [
+        row for row in content["rows"] if row["head"] in (1, 3) and row["layer"] != 1
+    ]
+    content["rows"].pop()
+    figure = map_figure(Document.from_json(content), "entropy")
     ax, (mesh,) = figure.axes[0], meshes(figure)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "3"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "2"]
@@ -100,8 +104,8 @@ def test_wrong_names_say_the_right_ones() -> None:
 
 @pytest.mark.parametrize(("layers", "heads"), [(30, 9), (1, 1), (2, 40)])
 def test_maps_fit_models_of_any_shape(layers: int, heads: int) -> None:
-    made = document({"decoder": layers}, heads)
-    figure = map_figure(Document.from_json(made), "entropy")
+    content = document({"decoder": layers}, heads)
+    figure = map_figure(Document.from_json(content), "entropy")
     width, height = figure.get_size_inches()
     assert width < 12
     assert height < 13
@@ -115,16 +119,16 @@ def test_maps_fit_models_of_any_shape(layers: int, heads: int) -> None:
 
 
 def test_all_figures_are_written_in_both_forms(tmp_path: Path) -> None:
-    made = document({"encoder": 2}, 3)
+    content = document({"encoder": 2}, 3)
     kept = ("entropy", "kept_1.5", "moved_1.5", "tightness")
-    made["columns"] = [column for column in made["columns"] if column["name"] in kept]
+    content["columns"] = [column for column in content["columns"] if column["name"] in kept]
     shares: list[float] = []
-    paths = save_figures(Document.from_json(made), tmp_path, shares.append)
+    paths = save_figures(Document.from_json(content), tmp_path, shares.append)
     stems = {path.name.removesuffix(".png") for path in paths if path.name.endswith(".png")}
-    own = ["agreement", "entropy_histograms", "top_weight_histograms", "spectra", "recipe"]
-    own.append("preference")
+    figure_names = ["agreement", "entropy_histograms", "top_weight_histograms", "spectra", "recipe"]
+    figure_names.append("preference")
     assert stems == {"what_if", *(f"map_encoder_{name}" for name in kept)} | {
-        f"{name}_encoder" for name in own
+        f"{name}_encoder" for name in figure_names
     }
     assert sorted(paths) == sorted((tmp_path / "figures").iterdir())
     assert sum(shares) == pytest.approx(1)
@@ -136,34 +140,34 @@ def test_all_figures_are_written_in_both_forms(tmp_path: Path) -> None:
 
 
 def test_only_what_there_is_is_drawn() -> None:
-    made = document({"encoder": 2}, 1)
-    made |= {"spectra": {}, "preference": {}, "recipe": None, "histograms": {}}
-    made["columns"] = made["columns"][:1]
-    assert [name for name, _ in figures(Document.from_json(made))] == ["map_encoder_entropy"]
+    content = document({"encoder": 2}, 1)
+    content |= {"spectra": {}, "preference": {}, "recipe": None, "histograms": {}}
+    content["columns"] = content["columns"][:1]
+    assert [name for name, _ in figures(Document.from_json(content))] == ["map_encoder_entropy"]
 
 
 def test_the_what_if_shows_every_head_for_every_alpha() -> None:
-    made = document()
-    assert what_if_pairs(Document.from_json(made)) == [
+    content = document()
+    assert what_if_pairs(Document.from_json(content)) == [
         ("1.5", "kept_1.5", "moved_1.5"),
         ("2", "kept_2", "moved_2"),
     ]
-    made["rows"][0]["moved_2"] = None
-    (ax,) = what_if_figure(Document.from_json(made)).axes
+    content["rows"][0]["moved_2"] = None
+    (ax,) = what_if_figure(Document.from_json(content)).axes
     first, second = (points.get_offsets() for points in ax.collections)
-    np.testing.assert_array_equal(first, [[r["kept_1.5"], r["moved_1.5"]] for r in made["rows"]])
-    assert len(second) == len(made["rows"]) - 1
+    np.testing.assert_array_equal(first, [[r["kept_1.5"], r["moved_1.5"]] for r in content["rows"]])
+    assert len(second) == len(content["rows"]) - 1
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("links kept", "output moved")
     named = {"kept_1.5": "entmax-1.5: links kept", "kept_2": "sparsemax: links kept"}
-    for column in made["columns"]:
+    for column in content["columns"]:
         column["title"] = named.get(column["name"], column["title"])
-    (ax,) = what_if_figure(Document.from_json(made)).axes
+    (ax,) = what_if_figure(Document.from_json(content)).axes
     assert ax.get_xlabel() == "links kept"
 
 
 def test_titles_are_not_formulas(tmp_path: Path) -> None:
     """A measure of your own is called as you like."""
-    made = document()
-    for column in made["columns"]:
+    content = document()
+    for column in content["columns"]:
         column["title"] = r"costs $\5 or $6"
-    assert save_figures(Document.from_json(made), tmp_path)
+    assert save_figures(Document.from_json(content), tmp_path)

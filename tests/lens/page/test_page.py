@@ -49,19 +49,19 @@ class Reader(HTMLParser):
 
 
 def hostile() -> dict[str, Any]:
-    made = document(name=HOSTILE)
-    shown = made["examples"][0]
+    content = document(name=HOSTILE)
+    shown = content["examples"][0]
     shown["text"] = HOSTILE
     shown["tokens"]["encoder"] = [HOSTILE, *shown["tokens"]["encoder"][1:]]
-    made["columns"][0] |= {"title": HOSTILE, "explain": HOSTILE, "unit": HOSTILE}
-    return made
+    content["columns"][0] |= {"title": HOSTILE, "explain": HOSTILE, "unit": HOSTILE}
+    return content
 
 
-@pytest.mark.parametrize("made", [document(), hostile(), image_document()])
-def test_the_document_comes_back_out_of_the_page(made: dict[str, Any]) -> None:
-    page = Reader(render(Document.from_json(made)))
+@pytest.mark.parametrize("content", [document(), hostile(), image_document()])
+def test_the_document_comes_back_out_of_the_page(content: dict[str, Any]) -> None:
+    page = Reader(render(Document.from_json(content)))
     assert [a.get("type") for a in page.named("script")] == ["application/json", None]
-    assert json.loads(page.inside["script"][0]) == made
+    assert json.loads(page.inside["script"][0]) == content
 
 
 def test_nothing_in_the_document_ends_its_element() -> None:
@@ -109,10 +109,10 @@ def test_the_page_points_nowhere_else_and_writes_no_markup() -> None:
 
 
 def test_what_is_no_number_is_refused() -> None:
-    made = document()
-    made["rows"][0]["entropy"] = float("nan")
+    content = document()
+    content["rows"][0]["entropy"] = float("nan")
     with pytest.raises(ValueError, match="finite numbers, with None"):
-        render(Document.from_json(made))
+        render(Document.from_json(content))
 
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
@@ -122,44 +122,45 @@ def test_other_formats_are_refused(version: Any) -> None:
 
 
 def test_a_page_is_replaced_whole_or_not_at_all(tmp_path: Any) -> None:
-    made = document()
-    path = write(Document.from_json(made), tmp_path / "new" / "folder")
+    content = document()
+    path = write(Document.from_json(content), tmp_path / "new" / "folder")
     assert path == tmp_path / "new" / "folder" / "report.html"
     before = path.read_text(encoding="utf-8")
-    assert before == render(Document.from_json(made))
-    made["everywhere"][0]["moved"] = float("inf")
+    assert before == render(Document.from_json(content))
+    content["everywhere"][0]["moved"] = float("inf")
     with pytest.raises(ValueError, match="finite"):
-        write(Document.from_json(made), path.parent)
+        write(Document.from_json(content), path.parent)
     assert path.read_text(encoding="utf-8") == before
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]
 
 
 def test_half_a_surrogate_pair_can_be_written(tmp_path: Any) -> None:
-    made = document(name="half \ud83d")
-    made["examples"][0]["text"] = "\ud83d"
-    page = write(Document.from_json(made), tmp_path).read_text(encoding="utf-8")
-    assert json.loads(Reader(page).inside["script"][0]) == made
+    content = document(name="half \ud83d")
+    content["examples"][0]["text"] = "\ud83d"
+    page = write(Document.from_json(content), tmp_path).read_text(encoding="utf-8")
+    assert json.loads(Reader(page).inside["script"][0]) == content
 
 
 # ---- sentences
 
 
-def said(made: dict[str, Any]) -> list[str]:
+def said(content: dict[str, Any]) -> list[str]:
     return [
-        "".join(piece.text for piece in fact) for fact in make_sentences(Document.from_json(made))
+        "".join(piece.text for piece in fact)
+        for fact in make_sentences(Document.from_json(content))
     ]
 
 
 def test_the_sentences_hold_the_rows_numbers() -> None:
-    made = document()
-    rows = made["rows"]
+    content = document()
+    rows = content["rows"]
     many = sum(row["mass_special"] > 0.5 for row in rows)
     assert 1 < many < len(rows)
     middle = statistics.median(row["effective_support"] for row in rows)
     near = min(rows, key=lambda row: row["distance"])
     top = max(rows, key=lambda row: row["largest_bound"])
     least = min(row["largest_bound"] for row in rows)
-    text = said(made)
+    text = said(content)
     assert text[0].startswith(f"{many} of {len(rows)} heads put more than half")
     assert f"looks at {middle:.3g} tokens" in text[1]
     assert f"Most local: layer {near['layer']} head {near['head']} " in text[2]
@@ -173,12 +174,12 @@ def test_the_sentences_hold_the_rows_numbers() -> None:
 
 
 def test_every_link_of_a_sentence_leads_somewhere() -> None:
-    made = document({"encoder": 2, "decoder": 2, "cross": 2})
-    heads = {f"{row['kind']}/{row['layer']}/{row['head']}" for row in made["rows"]}
-    maps = {f"map/{column['name']}" for column in made["columns"]}
+    content = document({"encoder": 2, "decoder": 2, "cross": 2})
+    heads = {f"{row['kind']}/{row['layer']}/{row['head']}" for row in content["rows"]}
+    maps = {f"map/{column['name']}" for column in content["columns"]}
     links = {
         piece.link
-        for fact in make_sentences(Document.from_json(made))
+        for fact in make_sentences(Document.from_json(content))
         for piece in fact
         if piece.link
     }
@@ -188,26 +189,28 @@ def test_every_link_of_a_sentence_leads_somewhere() -> None:
 
 
 def test_what_was_not_measured_is_not_said() -> None:
-    made = document()
-    made |= {"everywhere": [], "recipe": None, "agreement": {}}
-    for row in made["rows"]:
+    content = document()
+    content |= {"everywhere": [], "recipe": None, "agreement": {}}
+    for row in content["rows"]:
         for name in ("mass_special", "distance", "bound", "largest_bound"):
             row[name] = None
-    text = said(made)
+    text = said(content)
     assert [line.split()[0] for line in text] == ["The", "Most"]
-    made["rows"] = [{key: row[key] for key in ("kind", "layer", "head")} for row in made["rows"]]
-    assert said(made) == []
-    render(Document.from_json(made))
+    content["rows"] = [
+        {key: row[key] for key in ("kind", "layer", "head")} for row in content["rows"]
+    ]
+    assert said(content) == []
+    render(Document.from_json(content))
 
 
 def test_a_recipe_measured_on_several_sets_says_the_unseen_one() -> None:
-    made = document()
+    content = document()
     sets = {
         name: {"texts": 8, "root_mean_square": x, "largest": 2 * x}
         for name, x in (("probe", 0.004), ("unseen", 0.006))
     }
-    made["recipe"] |= {"moved": sets}
-    assert said(made)[5] == "The recipe keeps 87 % of the links and moves the output by 0.6 %."
+    content["recipe"] |= {"moved": sets}
+    assert said(content)[5] == "The recipe keeps 87 % of the links and moves the output by 0.6 %."
 
 
 @pytest.mark.parametrize(
@@ -219,11 +222,11 @@ def test_a_recipe_measured_on_several_sets_says_the_unseen_one() -> None:
     ],
 )
 def test_a_recipe_that_saves_little_says_so(kept: float, leaving: int, words: str) -> None:
-    made = document()
-    made["recipe"]["kept"] = kept
-    for place, head in enumerate(made["recipe"]["heads"]):
+    content = document()
+    content["recipe"]["kept"] = kept
+    for place, head in enumerate(content["recipe"]["heads"]):
         head["alpha"] = 1.5 if place < leaving else 1.0
-    assert said(made)[5] == f"Within 1 % the recipe {words}"
+    assert said(content)[5] == f"Within 1 % the recipe {words}"
 
 
 def test_patches_are_apart_in_reading_order() -> None:

@@ -39,7 +39,8 @@ NOTHING = "rgba(0, 0, 0, 0)"
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     return {
-        name: write(Document.from_json(made), folder / name) for name, made in DOCUMENTS.items()
+        name: write(Document.from_json(content), folder / name)
+        for name, content in DOCUMENTS.items()
     }
 
 
@@ -47,8 +48,8 @@ def gains(name: str, layer: str, head: int) -> NDArray[np.float64]:
     """(n,) in [-1, 1], read from the document."""
     links = DOCUMENTS[name]["examples"][0]["links"][layer]
     whole = np.frombuffer(base64.b64decode(links["gained"]), "<u2").reshape(-1, links["keys"])
-    made: NDArray[np.float64] = whole[head] / 65535 * 2 - 1
-    return made
+    values: NDArray[np.float64] = whole[head] / 65535 * 2 - 1
+    return values
 
 
 def shade_by(page: Browser, name: str) -> None:
@@ -62,11 +63,11 @@ def shade_by(page: Browser, name: str) -> None:
 
 def shades(page: Browser, selector: str) -> dict[int, NDArray[np.float64]]:
     """place -> red, green, blue and opacity, each in [0, 1], as the browser draws them."""
-    found = page.run(
+    colours = page.run(
         f"[...document.querySelectorAll('{selector}')].map(t =>"
         " [+t.dataset.place, getComputedStyle(t).backgroundColor])"
     )
-    return {place: _colour(text) for place, text in found}
+    return {place: _colour(text) for place, text in colours}
 
 
 def _colour(text: str) -> NDArray[np.float64]:
@@ -212,8 +213,8 @@ def test_the_choice_and_the_values_can_be_reached_with_the_keyboard(
 
 
 def _number(text: str) -> float:
-    found: Any = re.search(r"([+−])(\d\.\d+)", text)
-    return float(found[2]) * (1 if found[1] == "+" else -1)
+    match: Any = re.search(r"([+−])(\d\.\d+)", text)
+    return float(match[2]) * (1 if match[1] == "+" else -1)
 
 
 @pytest.mark.parametrize(

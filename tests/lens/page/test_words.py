@@ -21,8 +21,8 @@ Open = Callable[..., Browser]
 
 @pytest.fixture
 def opened(page: Browser, tmp_path: Path) -> Open:
-    def show(made: dict[str, Any], address: str) -> Browser:
-        page.open(write(Document.from_json(made), tmp_path), address)
+    def show(content: dict[str, Any], address: str) -> Browser:
+        page.open(write(Document.from_json(content), tmp_path), address)
         page.settle()
         assert page.complaints() == []
         return page
@@ -31,8 +31,8 @@ def opened(page: Browser, tmp_path: Path) -> Open:
 
 
 def text_of(page: Browser, selector: str) -> str:
-    found: str = page.run(f"document.querySelector('{selector}')?.textContent ?? ''")
-    return found
+    text: str = page.run(f"document.querySelector('{selector}')?.textContent ?? ''")
+    return text
 
 
 # ---- images
@@ -61,10 +61,10 @@ def test_patches_lie_on_the_photograph(opened: Open, page: Browser, width: int) 
 
 
 def test_images_are_told_of_in_patches(opened: Open) -> None:
-    made = image_document()
+    content = image_document()
     offsets = {"offsets": [-1, 0, 1], "mass": [[0.2, 0.5, 0.3]] * 3}
-    made["offsets"] = {"encoder/0": offsets}
-    page = opened(made, "#encoder/0/0")
+    content["offsets"] = {"encoder/0": offsets}
+    page = opened(content, "#encoder/0/0")
     assert "Weight by place (reading order)" in text_of(page, "#charts")
     line = text_of(page, '.number[data-column="distance"]')
     assert "patches, in reading order" in line
@@ -72,9 +72,9 @@ def test_images_are_told_of_in_patches(opened: Open) -> None:
     how = page.run("document.querySelector('#how-area > p').textContent")
     assert "patch" in how
     assert "curves" not in how
-    made = document()
-    made["offsets"] = {"encoder/0": {**offsets, "mass": [[0.2, 0.5, 0.3]] * 4}}
-    page = opened(made, "#encoder/0/0")
+    content = document()
+    content["offsets"] = {"encoder/0": {**offsets, "mass": [[0.2, 0.5, 0.3]] * 4}}
+    page = opened(content, "#encoder/0/0")
     assert "reading order" not in page.run("document.body.innerText")
     assert "curves" in page.run("document.querySelector('#how-area > p').textContent")
 
@@ -83,11 +83,11 @@ def test_images_are_told_of_in_patches(opened: Open) -> None:
 
 
 def test_equal_values_share_their_places(opened: Open) -> None:
-    made = document()
-    for place, row in enumerate(made["rows"]):
+    content = document()
+    for place, row in enumerate(content["rows"]):
         row["entropy"] = 1.5
         row["entropy_share"] = 0.5 if place < 3 else 0.1 + 0.01 * place
-    page = opened(made, "#encoder/0/0")
+    page = opened(content, "#encoder/0/0")
     rank = '.number[data-column="{}"] .rank'
     assert text_of(page, rank.format("entropy")) == "the same for all heads"
     assert text_of(page, rank.format("entropy_share")) == "1st to 3rd of 12, tied"
@@ -105,14 +105,14 @@ def test_equal_values_share_their_places(opened: Open) -> None:
 
 
 def test_the_certificate_begins_with_what_holds_for_all_texts(opened: Open) -> None:
-    made = document()
-    made["rows"][0] |= {"bound": 2.25, "largest_bound": 7.5, "tightness": 1.001}
-    words = text_of(opened(made, "#encoder/0/0"), "#certificate p")
+    content = document()
+    content["rows"][0] |= {"bound": 2.25, "largest_bound": 7.5, "tightness": 1.001}
+    words = text_of(opened(content, "#encoder/0/0"), "#certificate p")
     assert "moves by at most 7.5: certified for every query of each text." in words
     assert "On average over texts the certified bound is 2.25." in words
     assert "An attack reached the bound: it is tight." in words
-    made["rows"][0]["tightness"] = 1.3
-    words = text_of(opened(made, "#encoder/0/0"), "#certificate p")
+    content["rows"][0]["tightness"] = 1.3
+    words = text_of(opened(content, "#encoder/0/0"), "#certificate p")
     assert "The bound is 1.3 times what an attack reached" in words
 
 
@@ -161,21 +161,21 @@ PLAIN = {
 def test_a_head_has_a_name_only_if_it_is_clear(
     opened: Open, numbers: dict[str, float], label: str
 ) -> None:
-    made = document({"encoder": 1}, 2)
+    content = document({"encoder": 1}, 2)
     extra = {"name": "mass_separator", "title": "weight on separators"}
-    made["columns"].append({**made["columns"][0], **extra})
-    made["rows"][0] |= PLAIN | numbers
-    found = text_of(opened(made, "#encoder/0/0"), ".label")
-    assert found.startswith(label)
-    assert bool(found) == bool(label)
+    content["columns"].append({**content["columns"][0], **extra})
+    content["rows"][0] |= PLAIN | numbers
+    title = text_of(opened(content, "#encoder/0/0"), ".label")
+    assert title.startswith(label)
+    assert bool(title) == bool(label)
 
 
 def test_an_ordinary_head_is_said_to_be_so(opened: Open) -> None:
-    made = document()
-    for row in made["rows"]:
-        for column in made["columns"]:
+    content = document()
+    for row in content["rows"]:
+        for column in content["columns"]:
             row[column["name"]] = float(row["head"])
-    words = text_of(opened(made, "#encoder/0/1"), ".head-top .note")
+    words = text_of(opened(content, "#encoder/0/1"), ".head-top .note")
     assert words == "No number of it is extreme among all heads."
 
 

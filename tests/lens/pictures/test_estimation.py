@@ -44,12 +44,12 @@ def test_bad_input():
 
 
 def test_chapter_shows_the_measured_orders():
-    made = estimation.chapter(Tour(quick=True))
+    chapter = estimation.chapter(Tour(quick=True))
     curves = estimation.errors(estimation.scene(Tour()))
     assert estimation.slope(curves["λ, first order"]) == pytest.approx(2, abs=0.1)
     assert estimation.slope(curves["λ, second order"]) == pytest.approx(3, abs=0.1)
-    assert len(made.figures[0].panels) == 3
-    rows = made.tables[0].rows
+    assert len(chapter.figures[0].panels) == 3
+    rows = chapter.tables[0].rows
     shares = [float(row[1].removesuffix(" %")) for row in rows]
     assert shares == sorted(shares, reverse=True)
     assert all(float(row[4].replace("−", "-")) < 1e-20 for row in rows)

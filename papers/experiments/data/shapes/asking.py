@@ -173,5 +173,5 @@ def _ends(table: _Table, look: Array) -> Asked:
 
 def _bits(matching: Array) -> Array:
     """(…, MOST) -> (…)."""
-    found: Array = (matching * (1 << np.arange(MOST))).sum(-1)
-    return found
+    bits: Array = (matching * (1 << np.arange(MOST))).sum(-1)
+    return bits

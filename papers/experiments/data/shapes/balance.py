@@ -35,8 +35,8 @@ def kept(asked: Sequence[Asked], most: int, rng: np.random.Generator) -> Array:
         for cell in _cells(form, part, _FULL * most * pictures, rng)
     ]
     rows = [_rows(cell, picked) for cell, picked in _even(_picked(cells, pictures, most, rng))]
-    found = np.concatenate(rows) if rows else np.empty((0, 4), np.int64)
-    return found[np.lexsort(found.T[::-1])]
+    questions = np.concatenate(rows) if rows else np.empty((0, 4), np.int64)
+    return questions[np.lexsort(questions.T[::-1])]
 
 
 def _cells(form: int, part: Asked, total: float, rng: np.random.Generator) -> list[Cell]:
@@ -70,13 +70,13 @@ def _picked(
 ) -> list[tuple[Cell, Array]]:
     """The scarce first, and each from the pictures that have the fewest questions so far."""
     load = np.zeros(pictures, np.int64)
-    found = []
+    picks = []
     for cell in sorted(cells, key=lambda cell: len(cell.pictures) / cell.wanted):
         free = rng.permutation(cell.pictures[load[cell.pictures] < most])
         chosen = free[np.argsort(load[free], kind="stable")][: cell.wanted]
         load[chosen] += 1
-        found.append((cell, rng.permutation(chosen)))
-    return found
+        picks.append((cell, rng.permutation(chosen)))
+    return picks
 
 
 def _even(picked: list[tuple[Cell, Array]]) -> list[tuple[Cell, Array]]:

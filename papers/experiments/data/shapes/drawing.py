@@ -54,12 +54,12 @@ def _stencil(shape: str, radius: int) -> Array:
     y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
     far = np.maximum(abs(x), abs(y))
     if shape == "circle":
-        found = x**2 + y**2 <= (radius + 0.3) ** 2
+        inside = x**2 + y**2 <= (radius + 0.3) ** 2
     elif shape == "square":
-        found = far <= radius - 1  # so that it is no larger than the circle
+        inside = far <= radius - 1  # so that it is no larger than the circle
     else:
-        found = 2 * abs(x) <= y + radius
-    return np.asarray(found)
+        inside = 2 * abs(x) <= y + radius
+    return np.asarray(inside)
 
 
 _STENCILS = {(shape, radius): _stencil(shape, radius) for shape in SHAPES for radius in RADII}
@@ -91,8 +91,8 @@ def _along(rng: np.random.Generator) -> Array:
     """(side, side), about -0.7 to 0.7 in a random direction."""
     angle = rng.uniform(0, 2 * np.pi)
     line = np.linspace(-0.5, 0.5, SIDE)
-    found: Array = np.cos(angle) * line[None, :] + np.sin(angle) * line[:, None]
-    return found
+    places: Array = np.cos(angle) * line[None, :] + np.sin(angle) * line[:, None]
+    return places
 
 
 def _between() -> Array:

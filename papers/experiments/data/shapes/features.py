@@ -111,8 +111,8 @@ def _made(
         _train(network, pixels, _names(images[0], seed, "train"), advance)
     network.eval()
     unseen = _pixels(data.test.pictures).images
-    found = {"train": _features(network, pixels), "test": _features(network, unseen)}
-    return {**found, "named": _right(network, unseen, _names(images[1], seed, "test"))}
+    features = {"train": _features(network, pixels), "test": _features(network, unseen)}
+    return {**features, "named": _right(network, unseen, _names(images[1], seed, "test"))}
 
 
 def _names(count: int, seed: int, part: Part) -> Tensor:
@@ -198,9 +198,9 @@ def _signed(named: float, content: bytes) -> dict[str, Any]:
     return {"named": named, "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def _write(cache: Path, made: dict[str, Any], images: tuple[int, int], seed: int) -> None:
+def _write(cache: Path, features: dict[str, Any], images: tuple[int, int], seed: int) -> None:
     cache.mkdir(parents=True, exist_ok=True)
-    content = save({part: made[part].contiguous() for part in _PARTS})
+    content = save({part: features[part].contiguous() for part in _PARTS})
     write_whole(cache / "shapes.safetensors", content)
-    facts = {**_facts(images, seed), **_signed(made["named"], content)}
+    facts = {**_facts(images, seed), **_signed(features["named"], content)}
     write_whole(cache / "shapes.json", json.dumps(facts).encode())

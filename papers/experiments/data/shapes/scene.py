@@ -92,17 +92,17 @@ def _centres(
 ) -> list[tuple[int, int]] | None:
     """None if one of the shapes found no place."""
     anchors = _anchors(len(radii), rng) if layout == "clustered" else None
-    found: list[tuple[int, int]] = []
+    centres: list[tuple[int, int]] = []
     for place, radius in enumerate(radii):
         if anchors is None:
             tried = _anywhere(radius, rng)
         else:
             tried = _around(anchors[place % len(anchors)], rng)
-        centre = _first_free(tried, radius, found, radii)
+        centre = _first_free(tried, radius, centres, radii)
         if centre is None:
             return None
-        found.append(centre)
-    return found
+        centres.append(centre)
+    return centres
 
 
 def _anchors(count: int, rng: np.random.Generator) -> list[tuple[float, float]]:

@@ -19,8 +19,8 @@ def scaled(*fields: str, by: float = FACTOR) -> Callable[[Callable], Callable]:
 
     def broken(true: Callable) -> Callable:
         def call(*args, **options):
-            found = true(*args, **options)
-            return replace(found, **{name: by * getattr(found, name) for name in fields})
+            solution = true(*args, **options)
+            return replace(solution, **{name: by * getattr(solution, name) for name in fields})
 
         return call
 
@@ -55,9 +55,9 @@ def nan_weights_after(calls: int) -> Callable[[Callable], Callable]:
         numbered = count()
 
         def call(*args, **options):
-            found = true(*args, **options)
+            solution = true(*args, **options)
             late = next(numbered) >= calls
-            return replace(found, weights=math.nan * found.weights) if late else found
+            return replace(solution, weights=math.nan * solution.weights) if late else solution
 
         return call
 
@@ -69,12 +69,12 @@ def without_covariance(true: Callable) -> Callable:
 
     def call(mean, covariance, evidence, reliability):
         alpha = torch.as_tensor(reliability, dtype=mean.dtype).unsqueeze(-1)
-        found = true(mean, torch.eye(len(mean), dtype=mean.dtype), evidence, reliability)
-        multiplier = found.multiplier
+        solution = true(mean, torch.eye(len(mean), dtype=mean.dtype), evidence, reliability)
+        multiplier = solution.multiplier
         moved = multiplier @ covariance
         slope = evidence - multiplier / (2 * alpha) - moved / 2
         value = (multiplier * slope).sum(-1)
-        return replace(found, mean=mean + moved, dual_value=value)
+        return replace(solution, mean=mean + moved, dual_value=value)
 
     return call
 

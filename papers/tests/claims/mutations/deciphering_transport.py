@@ -29,8 +29,8 @@ def towards_the_preference(true: Callable) -> Callable:
     def call(templates, preference, cost, evidence, alpha, gamma):
         mean = preference @ templates
         moved = mean - dual.true_preference(templates, preference, cost, gamma).mean
-        found = true(templates, preference, cost, evidence + moved, alpha, gamma)
-        return replace(found, prior_mean=mean)
+        solution = true(templates, preference, cost, evidence + moved, alpha, gamma)
+        return replace(solution, prior_mean=mean)
 
     return call
 

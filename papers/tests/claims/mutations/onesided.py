@@ -32,8 +32,8 @@ def with_weights(factor: float) -> Callable[[Callable], Callable]:
 
     def broken(true: Callable) -> Callable:
         def call(*args, **options):
-            found = true(*args, **options)
-            return replace(found, weights=factor * found.weights)
+            solution = true(*args, **options)
+            return replace(solution, weights=factor * solution.weights)
 
         return call
 

@@ -19,11 +19,11 @@ def bound_off_by(factor: float) -> Broken:
     """A bound with another value."""
 
     def broken(true: Callable) -> Callable:
-        def made(*args, **options):
-            found = true(*args, **options)
-            return replace(found, value=factor * found.value)
+        def mutant(*args, **options):
+            bound = true(*args, **options)
+            return replace(bound, value=factor * bound.value)
 
-        return made
+        return mutant
 
     return broken
 
@@ -31,22 +31,22 @@ def bound_off_by(factor: float) -> Broken:
 def tenth_beyond_two(true: Callable) -> Callable:
     """A bound for keys and values that is a tenth of itself for more than two of them."""
 
-    def made(keys, *rest, **options):
-        found = true(keys, *rest, **options)
-        return replace(found, value=0.1 * found.value) if len(keys) > 2 else found
+    def mutant(keys, *rest, **options):
+        bound = true(keys, *rest, **options)
+        return replace(bound, value=0.1 * bound.value) if len(keys) > 2 else bound
 
-    return made
+    return mutant
 
 
 def field_off_by(name: str, factor: float) -> Broken:
     """A named tuple with one entry times a factor."""
 
     def broken(true: Callable) -> Callable:
-        def made(*args, **options):
-            found = true(*args, **options)
-            return found._replace(**{name: factor * getattr(found, name)})
+        def mutant(*args, **options):
+            bound = true(*args, **options)
+            return bound._replace(**{name: factor * getattr(bound, name)})
 
-        return made
+        return mutant
 
     return broken
 
@@ -64,19 +64,19 @@ def hotter(true: type) -> Callable:
 def steeper(true: type) -> Callable:
     """A kernel whose potential is G^1.01."""
 
-    def made(potential, *lookup):
+    def mutant(potential, *lookup):
         return true(measures.Potential(lambda x, y: 1.01 * potential.log(x, y)), *lookup)
 
-    return made
+    return mutant
 
 
 def blind(true: type) -> Callable:
     """A kernel whose potential is one everywhere."""
 
-    def made(potential, *lookup):
+    def mutant(potential, *lookup):
         return true(measures.Potential(lambda x, y: 0 * potential.log(x, y)), *lookup)
 
-    return made
+    return mutant
 
 
 def stretched(true: Callable) -> Callable:
@@ -98,8 +98,8 @@ def larger_mean(true: type) -> Callable:
     """__call__ of a projection whose image is shifted by a share of the mean."""
 
     def call(self, given):
-        made = true.__call__(self, given)
-        return made.translate(1e-3 * made.mean)
+        density = true.__call__(self, given)
+        return density.translate(1e-3 * density.mean)
 
     return call
 

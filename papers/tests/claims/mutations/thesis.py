@@ -26,16 +26,16 @@ def tilted(true):
     """Weights a little too even, and no longer of mass one."""
 
     def solve(*args, **options):
-        found = true(*args, **options)
-        return replace(found, weights=found.weights**0.999)
+        solution = true(*args, **options)
+        return replace(solution, weights=solution.weights**0.999)
 
     return solve
 
 
 def raised_threshold(true):
     def solve(*args, **options):
-        found = true(*args, **options)
-        return replace(found, threshold=1.001 * found.threshold + 0.001)
+        solution = true(*args, **options)
+        return replace(solution, threshold=1.001 * solution.threshold + 0.001)
 
     return solve
 
@@ -80,9 +80,9 @@ def heads_of(true):
     """Output maps in the wrong order."""
 
     def from_module(cls, module):
-        made = true.from_module(module)
-        made.outputs.reverse()
-        return made
+        heads = true.from_module(module)
+        heads.outputs.reverse()
+        return heads
 
     return type(true.__name__, (true,), {"from_module": classmethod(from_module)})
 
@@ -121,8 +121,8 @@ def matched_scale(true):
     """The variance itself as the scale of every family."""
 
     def match(weights, positions, family):
-        found = true(weights, positions, family)
-        return family(found.mean, found.covariance_matrix)
+        density = true(weights, positions, family)
+        return family(density.mean, density.covariance_matrix)
 
     return match
 

@@ -26,9 +26,11 @@ def wider(true):
     """A fit whose covariances are too large."""
 
     def broken(*args, **options):
-        made = true(*args, **options)
-        own = made.components
-        return fc.Mixture(made.mixing, fc.Gaussian(own.mean, 1.01 * own.covariance_matrix))
+        mixture = true(*args, **options)
+        components = mixture.components
+        return fc.Mixture(
+            mixture.mixing, fc.Gaussian(components.mean, 1.01 * components.covariance_matrix)
+        )
 
     return broken
 
@@ -38,9 +40,11 @@ def wider_if_several(factor):
 
     def broken(true):
         def fit(*args, **options):
-            made = true(*args, **options)
-            own, times = made.components, factor if made.mixing.shape[-1] > 1 else 1
-            return fc.Mixture(made.mixing, fc.Gaussian(own.mean, times * own.covariance_matrix))
+            mixture = true(*args, **options)
+            components, times = mixture.components, factor if mixture.mixing.shape[-1] > 1 else 1
+            return fc.Mixture(
+                mixture.mixing, fc.Gaussian(components.mean, times * components.covariance_matrix)
+            )
 
         return fit
 
@@ -63,8 +67,8 @@ def one_step_without_mixing(true):
     """Fits the modes and leaves their weights as they were."""
 
     def broken(*args, start=None, **options):
-        made = true(*args, start=start, **options)
-        return fc.Mixture(start.mixing, made.components) if start is not None else made
+        mixture = true(*args, start=start, **options)
+        return fc.Mixture(start.mixing, mixture.components) if start is not None else mixture
 
     return broken
 
@@ -112,8 +116,8 @@ def with_more_ridge(true):
 
 def of_wider_weights(true):
     def broken(weights, positions, family):
-        made = true(weights, positions, family)
-        return family.from_covariance(made.mean, 1.001 * made.covariance_matrix)
+        density = true(weights, positions, family)
+        return family.from_covariance(density.mean, 1.001 * density.covariance_matrix)
 
     return broken
 
@@ -137,8 +141,8 @@ def as_slow_as_quadrature(true):
 
 def attends_too_much(true):
     def forward(self, features, scores, mask=None):
-        found = true.forward(self, features, scores, mask)
-        return found._replace(context=1.001 * found.context)
+        output = true.forward(self, features, scores, mask)
+        return output._replace(context=1.001 * output.context)
 
     return type("Broken", (true,), {"forward": forward})
 
@@ -151,10 +155,10 @@ def without_number(name):
 
     def broken(true):
         def fit(*args, **options):
-            made = true(*args, **options)
-            own = made.components
+            mixture = true(*args, **options)
+            components = mixture.components
             wrong = type("Broken", (fc.Gaussian,), {name: property(nan)})
-            return fc.Mixture(made.mixing, wrong(own.mean, own.covariance_matrix))
+            return fc.Mixture(mixture.mixing, wrong(components.mean, components.covariance_matrix))
 
         return fit
 
@@ -168,8 +172,8 @@ def nan_after(calls, method="expect"):
         done = itertools.count()
 
         def answer(self, *args, **options):
-            found = getattr(true, method)(self, *args, **options)
-            return found if next(done) < calls else math.nan * found
+            value = getattr(true, method)(self, *args, **options)
+            return value if next(done) < calls else math.nan * value
 
         return type("Broken", (true,), {method: answer})
 
@@ -180,10 +184,10 @@ def matched_to_nan(true):
     """Moments whose paraboloid has NaN for every expectation."""
 
     def broken(*args, **options):
-        made = true(*args, **options)
-        if isinstance(made, fc.Paraboloid):
-            made.__class__ = nan_after(0)(fc.Paraboloid)
-        return made
+        density = true(*args, **options)
+        if isinstance(density, fc.Paraboloid):
+            density.__class__ = nan_after(0)(fc.Paraboloid)
+        return density
 
     return broken
 

@@ -58,22 +58,22 @@ def read(words):
 
 def test_all_four_are_refuted(refuted):
     assert list(refuted) == NAMES
-    for words, found in refuted.values():
-        assert not found.holds, words
-        assert found.ratio > 1 + 1e-6
-        assert found.observed == pytest.approx(found.ratio * found.bound.value)
+    for words, outcome in refuted.values():
+        assert not outcome.holds, words
+        assert outcome.ratio > 1 + 1e-6
+        assert outcome.observed == pytest.approx(outcome.ratio * outcome.bound.value)
 
 
-def measures(found):
-    mu, log_mu, nu, log_nu, x, _ = (z.numpy() for z in found.witness)
+def measures(outcome):
+    mu, log_mu, nu, log_nu, x, _ = (z.numpy() for z in outcome.witness)
     return mu, softmax(log_mu), nu, softmax(log_nu), x[0]
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_witnesses_of_the_first_three(refuted, index):
-    words, found = refuted[NAMES[index]]
+    words, outcome = refuted[NAMES[index]]
     dim, _, heat = read(words)  # the temperature to three digits
-    mu, a, nu, b, x = measures(found)
+    mu, a, nu, b, x = measures(outcome)
     assert max(np.abs(z).max() for z in (mu, nu, x)) <= 1  # in the unit box
     apart = w1(mu, a, nu, b)
     if index == 0:
@@ -90,23 +90,23 @@ def test_witnesses_of_the_first_three(refuted, index):
     # eps = exp(-d / heat), Lx = Ly = exp(d / heat) / heat, D = 2 d
     term = math.exp(2 * dim / heat) / heat * 2 * dim
     printed = [2 * term, 4 * dim * term, 2 * dim * term][index]
-    assert printed == pytest.approx(found.bound.value, rel=0.05)  # digits of the temperature
-    assert moved / apart == pytest.approx(found.observed, rel=0.02)
+    assert printed == pytest.approx(outcome.bound.value, rel=0.05)  # digits of the temperature
+    assert moved / apart == pytest.approx(outcome.observed, rel=0.02)
     assert moved / apart > printed
 
 
 def test_witness_of_the_fourth(refuted):
-    words, found = refuted[NAMES[3]]
+    words, outcome = refuted[NAMES[3]]
     dim, tokens, _ = read(words)
-    x, y = (z.numpy() for z in found.witness)
+    x, y = (z.numpy() for z in outcome.witness)
     assert x.shape == y.shape == (tokens, dim)
     even = np.full(tokens, 1 / tokens)
     moved = w1(x, softmax(-((x - x[0]) ** 2).sum(-1)), y, softmax(-((y - y[0]) ** 2).sum(-1)))
     apart = np.abs(x[0] - y[0]).sum() + w1(x, even, y, even)
     slope = math.sqrt(dim) * math.sqrt(math.log(tokens) + 1 / (2 * math.e)) * math.sqrt(2 / math.e)
     printed = slope + 1 + math.sqrt(dim) + 2
-    assert printed == pytest.approx(found.bound.value, rel=1e-12)
-    assert moved / apart == pytest.approx(found.observed, rel=1e-6)
+    assert printed == pytest.approx(outcome.bound.value, rel=1e-12)
+    assert moved / apart == pytest.approx(outcome.observed, rel=1e-6)
     assert moved / apart > printed
 
 
@@ -142,6 +142,6 @@ def test_where_the_printed_constants_happen_to_hold():
 
 def test_a_budget_that_is_used_up():
     """The strongest attack is reported, whether it refutes or not."""
-    found = refute(1)
-    assert list(found) == NAMES
-    assert all(tried.trials == 1 for _, tried in found.values())
+    refutations = refute(1)
+    assert list(refutations) == NAMES
+    assert all(tried.trials == 1 for _, tried in refutations.values())

@@ -12,8 +12,8 @@ CLAIM = claims.ledger()["M-NEG"]
 def document(last, share):
     layers = [{"ratio": {"mean": mean}} for mean in (0.9, 1.2, last)]
     nearer = {"words": {"share": share, "n": 40}}
-    found = {"layers": layers, "negation_nearer_than_same_relation": nearer}
-    return json.dumps({"model": "A", "sources": {"together": found}})
+    together = {"layers": layers, "negation_nearer_than_same_relation": nearer}
+    return json.dumps({"model": "A", "sources": {"together": together}})
 
 
 def note(folder):
@@ -23,9 +23,9 @@ def note(folder):
 @pytest.fixture
 def folder(tmp_path):
     """Of experiments, beside which the studies lie."""
-    made = tmp_path / "experiments"
-    made.mkdir()
-    return made
+    experiments = tmp_path / "experiments"
+    experiments.mkdir()
+    return experiments
 
 
 @pytest.mark.parametrize(("last", "share"), [(1.5, 1.0), (3.25, 0.75)])

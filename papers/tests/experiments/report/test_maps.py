@@ -71,7 +71,7 @@ def test_rows_say_question_answer_and_who_was_right() -> None:
     assert [row.answer for row in rows] == ["yes"] * 3 + ["none of those it can give"]
     names = ["discrete softmax", "2D continuous softmax, N = 36", "2-MCA, N = 36"]
     assert list(rows[1].looks) == names
-    assert [own.right for own in rows[1].looks.values()] == [True, False, True]
+    assert [entry.right for entry in rows[1].looks.values()] == [True, False, True]
     density = rows[0].looks["discrete softmax"].density
     assert density.mean() == pytest.approx(1)  # even attention is 1
     assert density[0, 0] == pytest.approx(256)
@@ -87,16 +87,16 @@ def test_the_compact_picture_leaves_some_attentions_out() -> None:
 
 def test_a_network_that_does_not_look_is_not_shown() -> None:
     blind = run("question-only", [1] * 6)
-    for own in blind["facts"]["looks"]:
-        own["map"] = None
+    for entry in blind["facts"]["looks"]:
+        entry["map"] = None
     assert list(maps.seen([blind, *three()])) == [SOFTMAX, CONTINUOUS, MODES]
 
 
 def test_attention_beside_the_picture_is_an_empty_map() -> None:
     runs = three()
     empty = base64.b64encode(bytes(256)).decode()
-    for own in runs[2]["facts"]["looks"]:
-        own["map"] = empty
+    for entry in runs[2]["facts"]["looks"]:
+        entry["map"] = empty
     row = maps.examples(runs, data(), compact=False)[0]
     assert (row.looks["discrete softmax"].density == 0).all()
     maps.paint(Figure(figsize=maps.size([row])), [row], draw.LIGHT)

@@ -43,10 +43,10 @@ def test_words_stay_words_to_python_markdown(text: str) -> None:
     markdown_of = needs.package("markdown", "hostile words in the pages of results").markdown
     extensions = ["tables", "fenced_code", "admonition"]
     wanted = " ".join(text.splitlines()).strip()
-    found = markdown_of(f"- {markdown.plain(text)}", extensions=extensions)
-    tags = set(re.findall(r"<[^>]*>", found))
+    page = markdown_of(f"- {markdown.plain(text)}", extensions=extensions)
+    tags = set(re.findall(r"<[^>]*>", page))
     assert tags == {"<ul>", "<li>", "</li>", "</ul>"}
-    assert html.unescape(re.sub(r"<[^>]*>|\n", "", found)) == wanted
+    assert html.unescape(re.sub(r"<[^>]*>|\n", "", page)) == wanted
     listing = Listing("t", ("a", "b"), [(text, "1")])
     cells = re.findall(
         r"<td[^>]*>(.*?)</td>", markdown_of(markdown.table(listing), extensions=extensions)
@@ -81,9 +81,9 @@ def test_a_long_command_is_broken_before_an_option() -> None:
 def test_a_long_curve_keeps_its_ends() -> None:
     one = document("vit", "cifar-10", "softmax", 0, 0.5)
     one["curve"] = [{"step": s, "test accuracy": s / 1000, "loss": 1.0} for s in range(1, 17)]
-    found = learning.table([one], {"softmax": "ViT"}, "test accuracy")
-    assert found.header == ("", "1", "5", "9", "12", "16")
-    assert found.rows == [("ViT", "0.1", "0.5", "0.9", "1.2", "1.6")]
+    listing = learning.table([one], {"softmax": "ViT"}, "test accuracy")
+    assert listing.header == ("", "1", "5", "9", "12", "16")
+    assert listing.rows == [("ViT", "0.1", "0.5", "0.9", "1.2", "1.6")]
 
 
 def test_curves_are_means_over_seeds_where_all_were_evaluated() -> None:

@@ -38,9 +38,9 @@ def answers(attention: str, *accuracies: float) -> list[Document]:
 
 
 def section(text: str, title: str) -> str:
-    found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^##)", text, re.DOTALL | re.MULTILINE)
-    assert found is not None, title
-    return found[1]
+    match = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^##)", text, re.DOTALL | re.MULTILINE)
+    assert match is not None, title
+    return match[1]
 
 
 # ---- what is published
@@ -354,8 +354,8 @@ def test_names_that_are_not_known_stand_for_themselves(
         raise DataProblem("not at hand")
 
     heard: list[str] = []
-    made = figures.save_figures(results, tmp_path / "figures", absent, heard.append)
-    assert f"curves-{study}-new_data.svg" in [path.name for path in made]
+    paths = figures.save_figures(results, tmp_path / "figures", absent, heard.append)
+    assert f"curves-{study}-new_data.svg" in [path.name for path in paths]
     if study == "vqa":
         assert "no maps of new_data: not at hand" in heard
 
