@@ -16,7 +16,7 @@ from fenchel._kernels.library import BLOCK, AttentionProblem, run, view
 from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, check_keys
 from fenchel._numerics import compute_dtype
 
-ROOM = 384  # keys a row may save on average; untouched pages of the pool take no memory
+ROOM = 512  # keys a row may save on average; untouched pages of the pool take no memory
 
 TENSORS = {
     "query": True,

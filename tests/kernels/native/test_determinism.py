@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import fenchel as fl
+from fenchel._attention import plans
 from fenchel._kernels import attention_call as kernels
 from tests.kernels.native.cases import needs_library
 
@@ -74,3 +75,35 @@ def test_overflowing_blocks_agree(monkeypatch, room, alpha):
             for one, other in zip(dense[1:], sparse[1:], strict=True):
                 tolerance = 1e-11 if alpha <= 2 else 1e-7
                 assert (one - other).abs().max() <= tolerance * (1 + other.abs().max())
+
+
+P = fl.priors
+STRUCTURES = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "bias": {"attn_mask": P.ALiBi(2)},
+    "stored bias": {"attn_mask": torch.randn(700, 700, generator=torch.Generator().manual_seed(5))},
+    "masses": {"base": P.Preference(torch.linspace(-1, 1, 700))},
+    "sink": {"attn_mask": P.Sink(torch.tensor([1.0, 5.0]))},
+    "softcap": {"softcap": 50.0},
+    "window": {"base": P.SlidingWindow(200)},
+    "dropout": {"dropout_p": 0.5},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 2.5])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_supports_without_room_are_found_again(monkeypatch, name, alpha, dtype):
+    """Few keys carry weight, and none of them is saved: every bit of the derivatives is the same."""
+
+    def results(room):
+        monkeypatch.setattr(kernels, "ROOM", room)
+        monkeypatch.setattr(plans, "_PLANS", {})
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(1, 2, 700, 32, dtype=dtype, requires_grad=True) for _ in range(3))
+        output = fl.attention(8 * q, k, v, fl.Tsallis(alpha), **STRUCTURES[name])
+        return [output, *torch.autograd.grad(output.sin().sum(), (q, k, v))]
+
+    for one, other in zip(results(700), results(1), strict=True):
+        assert torch.equal(one, other)

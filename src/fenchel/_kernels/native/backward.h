@@ -1,7 +1,7 @@
 // Backward. With g_i = <dO, v_i> and r = dp/ds on the support,
 //   ds_i = r_i (g_i - sum r g / sum r),  dq = sum ds_i k_i,  dk_i += ds_i q,  dv_i += p_i dO.
-// A block of queries whose support was saved works on it alone; one that overflowed its room is made
-// again from the thresholds, as dense tiles: there supports are so large that tiles are faster.
+// A block of queries whose supports were saved works on them alone. Supports that had no room are found again from the
+// thresholds, the same to the bit; where they hold most of the keys, dense tiles are faster.
 
 // Derivatives in the terms of a score, of one head and one part: null where nobody asks.
 template <class T>
@@ -39,11 +39,13 @@ struct Backward {
     Panels<T> key_panels, value_panels;
     Rows<T> keys, values, queries, gradients;
     Buffer<T> key_sum, value_sum, query_sum, wide_distance, wide_gain, cap_slopes;
-    Buffer<T> distance, mass, weight, slope, gain;
+    Buffer<T> distance, mass, weight, slope, gain, recalled_distance;
+    Buffer<std::int32_t> recalled_key;
     std::int64_t wide, value_wide, ld = 0;
     bool packed = false, finite_values = true;
 
     static constexpr std::int64_t kGroup = 4;   // blocks of queries worked on together
+    static constexpr std::int64_t kDense = 5;   // one key in so many carries weight: tiles are faster
     std::int64_t lines = 0, entries = 0;
     Range seen[kGroup * kBlock];
 
@@ -103,17 +105,30 @@ struct Backward {
         const Range near = scores.near();
         for (std::int64_t i = 0; i < rows; ++i) seen[i] = scores.visible(first + i, near);
         lines = entries = 0;
+        std::int64_t total = 0, recalled = 0;
+        for (std::int64_t i = 0; i < rows; ++i) {
+            if (p.count[at.number + i] < 0) throw Foreign();
+            total += p.count[at.number + i];
+        }
+        const std::int64_t room = std::min(total, kGroup * kBlock * (s.keys + 1));
+        std::int32_t* key = recalled_key.reserve(room + 64);
+        T* far = recalled_distance.reserve(room + 64);
         for (std::int64_t k = 0; k < n; ++k) {
-            std::int64_t total = 0;
-            const std::int64_t from = k * kBlock, to = std::min(from + kBlock, rows);
+            const std::int64_t from = k * kBlock, to = std::min(from + kBlock, rows), pool = s.block(h, block + k) * p.capacity;
+            std::int64_t area = 0;
+            total = 0;
             for (std::int64_t i = from; i < to; ++i) {
-                if (p.count[at.number + i] < 0) throw Foreign();
                 total += p.count[at.number + i];
+                area += seen[i].size();
             }
-            if (total > s.capacity())
+            if (total <= s.capacity()) {
+                enlist(at, from, to, p.saved_key + pool, static_cast<const T*>(p.saved_distance) + pool);
+            } else if (kDense * total < area && recall(at, from, to, key + recalled, far + recalled)) {
+                enlist(at, from, to, key + recalled, far + recalled);
+                recalled += total;
+            } else {
                 dense(at, from, to);
-            else
-                enlist(at, from, to, s.block(h, block + k) * p.capacity);
+            }
         }
         sparse(at);
         const T* dq = query_sum.get();
@@ -155,17 +170,17 @@ struct Backward {
         std::int64_t next;  // entry to be visited
     };
 
-    void enlist(const Place& at, std::int64_t from, std::int64_t to, std::int64_t pool) {
+    void enlist(const Place& at, std::int64_t from, std::int64_t to, const std::int32_t* key, const T* far) {
         for (std::int64_t i = from; i < to; ++i) {
             const std::int64_t n = p.count[at.number + i];
-            const std::int32_t* key = p.saved_key + pool;
             const std::int64_t sink = scores.has_sink() && n > 0 && key[0] == -1;
             check(at.s, n - sink, key + sink);
             if (!unanswered(at, i) && n > 0) {
-                line[lines++] = {i, n, entries, key, static_cast<const T*>(p.saved_distance) + pool, sink, 0};
+                line[lines++] = {i, n, entries, key, far, sink, 0};
                 entries += n;
             }
-            pool += n;
+            key += n;
+            far += n;
         }
     }
 
@@ -294,14 +309,61 @@ struct Backward {
         g[steepest] = T(-others);
     }
 
+    // ---- supports that had no room
+
+    // False where they are not those of the forward pass.
+    bool recall(const Place& at, std::int64_t first, std::int64_t stop, std::int32_t* key, T* far) {
+        pack(at.s);
+        const Range all = seen_by_any(at, first, stop);
+        T* x = wide_distance.reserve(kBlock * ld);
+        key_panels.scores(stop - first, queries.row(first), queries.ld, all.from, all.to, x, ld);
+        for (std::int64_t i = first; i < stop; ++i, x += ld) {
+            const std::int64_t n = p.count[at.number + i];
+            if (n > 0 && recall_row(at, i, x + (seen[i].from - all.from), n, key, far) != n) return false;
+            key += n;
+            far += n;
+        }
+        return true;
+    }
+    // How many keys lie above the threshold, as far as there is room for them.
+    std::int64_t recall_row(const Place& at, std::int64_t i, T* x, std::int64_t room, std::int32_t* key, T* far) {
+        constexpr int W = Lanes<T>::W;
+        const std::int64_t query = at.first + i, size = seen[i].size();
+        if (!scores.plain())
+            for (std::int64_t from = 0; from < size; from += kChunk)
+                scores.finish(x + from, query, seen[i].from + from, seen[i].from + std::min(from + kChunk, size));
+        const Offset<T> at_row{T(p.offset[2 * (at.number + i)]), p.offset[2 * (at.number + i) + 1], true};
+        const Family<T> f = family(at, i);
+        const T reach = f.kind == Kind::softmax ? -std::numeric_limits<T>::infinity() : T(-f.reach());
+        const Vec<T> centre = fill<T>(at_row.centre), high = fill<T>(at_row.high()), low = fill<T>(at_row.low());
+        std::int64_t n = 0;
+        if (scores.has_sink()) {
+            const T d = ((scores.sink() - at_row.centre) - at_row.high()) - at_row.low();
+            if (!(d <= reach)) key[n] = -1, far[n++] = d;
+        }
+        for (std::int64_t j = 0; j < size; j += W) {
+            const Vec<T> d = ((load<T>(x + j) - centre) - high) - low;
+            unsigned bits = above<T>(d, fill<T>(reach));
+            if (size - j < W) bits &= (1u << (size - j)) - 1;
+            if (!bits) continue;
+            if (n + __builtin_popcount(bits) > room) return room + 1;
+            n += append<T>(bits, d, std::int32_t(seen[i].from + j), far + n, key + n);
+        }
+        return n;
+    }
+
     // ---- dense tiles: rows of a block against the keys that any of them sees
+
+    Range seen_by_any(const Place& at, std::int64_t first, std::int64_t stop) const {
+        Range all{at.s.keys, 0};
+        for (std::int64_t i = first; i < stop; ++i) Forward<T>::widen(all, seen[i]);
+        if (all.empty()) return {0, 0};
+        return {all.from / kShortChunk * kShortChunk, all.to};
+    }
 
     void dense(const Place& at, std::int64_t first, std::int64_t stop) {
         pack(at.s);
-        Range all{at.s.keys, 0};
-        for (std::int64_t i = first; i < stop; ++i) Forward<T>::widen(all, seen[i]);
-        if (all.empty()) all = {0, 0};
-        all.from = all.from / kShortChunk * kShortChunk;
+        const Range all = seen_by_any(at, first, stop);
         const std::int64_t rows = stop - first, n = all.size();
         const T *q = queries.row(first), *grad = gradients.row(first);
         T* d = wide_distance.reserve(kBlock * ld);
