@@ -12,7 +12,7 @@ MINILM := build/models/minilm
 ALSO_WITHOUT := tests/test_solve.py tests/test_maps.py tests/continuous/test_expectations.py \
 	tests/continuous/test_mixture_fitting.py
 
-.PHONY: demo test test-papers test-slow lint claims experiments bench tour docs clean
+.PHONY: demo test test-papers test-slow test-aarch64 lint claims experiments bench tour docs clean
 
 demo: $(STAMP) $(MINILM)/config.json  ## an audit of a real model, and the tour
 	$(BIN)/fenchel audit $(MINILM) --texts examples/sentences.txt --probe 8 --out build/audit
@@ -30,6 +30,9 @@ test-slow: $(STAMP)  ## the long tests, of all three
 	$(PYTEST) tests papers benchmarks -m slow
 	FENCHEL_NATIVE=0 $(PYTEST) tests/contracts tests/peers tests/nn tests/hf tests/continuous \
 		tests/test_documents.py
+
+test-aarch64: $(STAMP)  ## the kernels as NEON code, in an emulator; also part of test-slow
+	$(PYTEST) -m slow tests/kernels/native/test_aarch64.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

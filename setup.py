@@ -1,5 +1,6 @@
 """Builds the native kernels where a C++ compiler is present; the package installs without, too."""
 
+import sysconfig
 import zlib
 from pathlib import Path
 
@@ -30,9 +31,8 @@ class build_native(build_ext):
         return f"{name.replace('.', '/')}.so"  # no tag of a Python: it holds no symbol of one
 
     def build_extension(self, extension: Extension) -> None:
-        import platform
-
-        sets = SETS if platform.machine() in ("x86_64", "AMD64") else {"plain": []}
+        x86 = sysconfig.get_platform().endswith(("x86_64", "amd64"))  # of what is compiled for
+        sets = SETS if x86 else {"plain": []}  # on aarch64, plain is NEON with fused products
         objects = []
         for name, flags in sets.items():
             objects += self.compiler.compile(

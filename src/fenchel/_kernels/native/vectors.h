@@ -30,10 +30,22 @@ template <class T>
 inline Vec<T> pick(Mask<T> m, Vec<T> yes, Vec<T> no) {
     return m ? yes : no;
 }
+// The bound where v is NaN. AVX2 has an instruction for just that; the compiler makes two of the notation.
 template <class T>
 inline Vec<T> at_least(Vec<T> v, T low) {
-    const Vec<T> floor = fill<T>(low);
-    return v > floor ? v : floor;
+    const Vec<T> bound = fill<T>(low);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_max_ps((__m256)v, (__m256)bound);
+#endif
+    return v > bound ? v : bound;
+}
+template <class T>
+inline Vec<T> at_most(Vec<T> v, T high) {
+    const Vec<T> bound = fill<T>(high);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_min_ps((__m256)v, (__m256)bound);
+#endif
+    return v < bound ? v : bound;
 }
 
 // In a fixed tree, so that the same numbers give the same bits.
@@ -173,8 +185,7 @@ inline int squeeze(unsigned bits, Vec<T> v, const std::int32_t* from, T* values,
 // Summed in pairs, because the time is that of the longest chain of products.
 __attribute__((always_inline)) inline Vec<float> exponential(Vec<float> x) {
     using I = Mask<float>;
-    x = at_least<float>(x, -87.3f);
-    x = x < fill<float>(88.3f) ? x : fill<float>(88.3f);
+    x = at_most<float>(at_least<float>(x, -87.3f), 88.3f);
     const Vec<float> shifted = x * 1.44269504f + 12582912.0f;  // rounds to a whole number
     const I exponent = ((I)shifted - (I)fill<float>(12582912.0f)) << 23;
     const Vec<float> whole = shifted - 12582912.0f;
