@@ -42,6 +42,7 @@ struct Forward {
         bool cut_known = false, dense = false, is_short = false, done = false;
         bool crowded = false;  // too many keys were above the cut for screening to pay
 
+        bool sees(std::int64_t segment) const { return seen.from < (segment + 1) * kSegment && seen.to > segment * kSegment; }
         bool spans_segments() const { return !seen.empty() && seen.from / kSegment != (seen.to - 1) / kSegment; }
     };
     Row row[kBlock];
@@ -67,17 +68,21 @@ struct Forward {
         const std::int64_t together = kBlock / s.queries * s.queries;  // a head's rows share a pool: whole heads
         for (std::int64_t first = 0; first < all; first += together) {
             const std::int64_t rows = std::min(together, all - first);
-            Range near{0, 0}, seen{s.keys, 0};
-            for (std::int64_t i = 0; i < rows; ++i) {
-                const std::int64_t h = kv * repeats + (first + i) / s.queries, query = (first + i) % s.queries;
-                scores.enter(s, h);
-                if (i == 0 || query == 0) near = scores.near();
-                prepare(s, row[i], h, query, near, i);
-                widen(seen, row[i].seen);
-            }
-            enter(s, kv, seen, true);
+            prepare_few(s, kv, first, rows);
             block(s, rows, true);
         }
+    }
+    void prepare_few(const Sequence& s, std::int64_t kv, std::int64_t first, std::int64_t rows) {
+        const std::int64_t repeats = p.heads / p.kv_heads;
+        Range near{0, 0}, seen{s.keys, 0};
+        for (std::int64_t i = 0; i < rows; ++i) {
+            const std::int64_t h = kv * repeats + (first + i) / s.queries, query = (first + i) % s.queries;
+            scores.enter(s, h);
+            if (i == 0 || query == 0) near = scores.near();
+            prepare(s, row[i], h, query, near, i);
+            widen(seen, row[i].seen);
+        }
+        enter(s, kv, seen, true);
     }
 
     static void widen(Range& all, const Range& one) {
@@ -154,13 +159,17 @@ struct Forward {
 
     void block(const Sequence& s, std::int64_t rows, bool few) {
         if constexpr (kScreens<T>) screen.next_block();
-        Range all{s.keys, 0}, of_short{s.keys, 0};
-        for (std::int64_t i = 0; i < rows; ++i) widen(row[i].is_short ? of_short : all, row[i].seen);
-        if (!of_short.empty()) search_short(s, rows, of_short, few);
-        if (!all.empty())
-            for (std::int64_t segment = all.from / kSegment; segment * kSegment < all.to; ++segment)
-                search_segment(s, rows, all, segment, few);
+        search_short(s, rows, few);
+        const Range all = seen_by_long(s, rows);
+        for (std::int64_t segment = all.from / kSegment; segment * kSegment < all.to; ++segment)
+            search_segment(s, rows, all, segment, few);
         finish(s, rows);
+    }
+    Range seen_by_long(const Sequence& s, std::int64_t rows) const {
+        Range all{s.keys, 0};
+        for (std::int64_t i = 0; i < rows; ++i)
+            if (!row[i].is_short) widen(all, row[i].seen);
+        return all;
     }
 
     void search_segment(const Sequence& s, std::int64_t rows, const Range& all, std::int64_t segment, bool few) {
@@ -172,7 +181,7 @@ struct Forward {
             score_chunk(rows, part, few);
         }
         for (std::int64_t i = 0; i < rows; ++i)
-            if (!row[i].is_short && row[i].spans_segments()) end_segment(row[i]);
+            if (!row[i].is_short && row[i].spans_segments() && row[i].sees(segment)) end_segment(row[i]);
     }
     // Rows in strips as the product has them, each against the keys that it sees.
     void score_chunk(std::int64_t rows, const Range& part, bool few) {
@@ -193,7 +202,11 @@ struct Forward {
     }
 
     // All short rows, those of one family together.
-    void search_short(const Sequence& s, std::int64_t rows, const Range& all, bool few) {
+    void search_short(const Sequence& s, std::int64_t rows, bool few) {
+        Range all{s.keys, 0};
+        for (std::int64_t i = 0; i < rows; ++i)
+            if (row[i].is_short) widen(all, row[i].seen);
+        if (all.empty()) return;
         if (few) hold_keys(s, {all.from / kColumns<T> * kColumns<T>, all.to});
         score_short(rows);
         std::int64_t members[kBlock];

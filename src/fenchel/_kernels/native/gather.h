@@ -24,14 +24,14 @@ inline void gather_columns(std::int64_t n, const T* w, const std::int32_t* key, 
                            std::int64_t ld, std::int64_t origin, T* out) {
     constexpr int W = Lanes<T>::W;
     for (std::int64_t start = 0; start < n; start += kShort) {
-        Vec<T> total[V];
-        for (int j = 0; j < V; ++j) total[j] = Vec<T>{};
+        Vec<T> total[V] = {};
         const std::int64_t stop = start + kShort < n ? start + kShort : n;
         for (std::int64_t i = start; i < stop; ++i) {
             const T* row = rows + (key[i] - origin) * ld;
             const T x = w[i];
             for (int j = 0; j < V; ++j) total[j] += x * load<T>(row + j * W);
         }
+#pragma GCC unroll 8  // as in `tile`
         for (int j = 0; j < V; ++j) store<T>(out + j * W, load<T>(out + j * W) + total[j]);
     }
 }

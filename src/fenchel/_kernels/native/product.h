@@ -9,8 +9,7 @@ template <class T, int R>
 inline void tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_col, const T* b,
                  std::int64_t b_row, T* c, std::int64_t c_row, bool add) {
     constexpr int W = Lanes<T>::W;
-    Vec<T> left[R], right[R];
-    for (int i = 0; i < R; ++i) left[i] = right[i] = Vec<T>{};
+    Vec<T> left[R] = {}, right[R] = {};
     for (std::int64_t k = 0; k < depth; ++k) {
         const Vec<T> b0 = load<T>(b), b1 = load<T>(b + W);
         for (int i = 0; i < R; ++i) {
@@ -21,6 +20,7 @@ inline void tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_
         a += a_col;
         b += b_row;
     }
+#pragma GCC unroll 8  // early, or the sums live in memory: a quarter of the time
     for (int i = 0; i < R; ++i, c += c_row) {
         store<T>(c, add ? load<T>(c) + left[i] : left[i]);
         store<T>(c + W, add ? load<T>(c + W) + right[i] : right[i]);
@@ -51,12 +51,12 @@ inline void strip(std::int64_t rows, std::int64_t depth, const T* a, std::int64_
 template <class T, int R>
 inline void narrow_tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_col, const T* b,
                         std::int64_t b_row, T* c, std::int64_t c_row, bool add) {
-    Vec<T> found[R];
-    for (int i = 0; i < R; ++i) found[i] = Vec<T>{};
+    Vec<T> found[R] = {};
     for (std::int64_t k = 0; k < depth; ++k, a += a_col, b += b_row) {
         const Vec<T> row = load<T>(b);
         for (int i = 0; i < R; ++i) found[i] += a[i * a_row] * row;
     }
+#pragma GCC unroll 16
     for (int i = 0; i < R; ++i, c += c_row) store<T>(c, add ? load<T>(c) + found[i] : found[i]);
 }
 template <class T>

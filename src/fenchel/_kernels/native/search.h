@@ -210,7 +210,7 @@ inline std::int64_t collect_above(const T* s, std::int64_t n, T cut, std::int32_
     for (; j < n && 12 * found < j + 64; j += W) {
         const Vec<T> v = load<T>(s + j);
         const unsigned bits = above<T>(v, limit);
-        if (bits) found += append<T>(bits, v, first + std::int32_t(j), score + found, key + found);
+        if (__builtin_expect(bits != 0, 0)) found += append<T>(bits, v, first + std::int32_t(j), score + found, key + found);
     }
     for (; j < n; j += W) {
         const Vec<T> v = load<T>(s + j);

@@ -39,6 +39,7 @@ namespace FENCHEL_VARIANT {
 #include "short.h"
 #include "screen.h"
 #include "forward.h"
+#include "split.h"
 #include "backward.h"
 #include "rows.h"
 #include "maps.h"
@@ -53,9 +54,27 @@ inline std::int64_t parts_of_head(std::int64_t blocks, std::int64_t heads) {
 }
 
 template <class T>
+Outcome forward_in_segments(const AttentionProblem& p) {
+    using Worker = SplitForward<T>;
+    const auto make = [&]() -> const AttentionProblem& { return p; };
+    const std::int64_t groups = p.batch * p.kv_heads, segments = ceil_div(p.keys, kSegment);
+    const Scores<T> scores(p);
+    SegmentResults<T> results(groups, p.heads / p.kv_heads * p.queries, segments, scores.has_mass());
+    const Outcome searched = share<Worker>(groups * segments, p.threads, make, [&](Worker& worker, std::int64_t task) {
+        const std::int64_t group = task / segments;
+        worker.search(Sequence(p, group / p.kv_heads), group % p.kv_heads, task % segments, results, group);
+    });
+    if (searched != kDone) return searched;
+    return share<Worker>(groups, p.threads, make, [&](Worker& worker, std::int64_t group) {
+        worker.join(Sequence(p, group / p.kv_heads), group % p.kv_heads, results, group);
+    });
+}
+
+template <class T>
 Outcome forward(const AttentionProblem& p) {
     const auto make = [&]() -> const AttentionProblem& { return p; };
     if (p.batch * p.heads == 0 || p.queries == 0) return kDone;
+    if (p.queries <= kFew && SplitForward<T>::pays(p)) return forward_in_segments<T>(p);
     if (p.queries <= kFew)
         return share<Forward<T>>(p.batch * p.kv_heads, p.threads, make, [&](Forward<T>& worker, std::int64_t task) {
             worker.run_few(Sequence(p, task / p.kv_heads), task % p.kv_heads);
