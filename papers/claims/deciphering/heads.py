@@ -164,11 +164,11 @@ def t5_head(evidence: Evidence) -> None:
         mended.append(dual.first_order(templates, u, z, 1.0).mean - whole @ templates)
         with torch.no_grad():
             attended = torch.softmax(scores + bias, -1) @ (x @ value.mT) @ out.mT
-            layers.append(layer(x[None], x[None])[0][0] - attended)
+            layers.append(layer(x[None], x[None])[0] - attended)
             layer.preference = fl.nn.UniformPreference()
             scores = (y @ query.mT) @ (x @ key.mT).mT
             attended = torch.softmax(scores, -1) @ (x @ value.mT) @ out.mT
-            crossed.append(layer(y[None], x[None])[0][0] - attended)
+            crossed.append(layer(y[None], x[None])[0] - attended)
     away = (torch.stack(sums) - 1).abs().max()
     evidence.printed_below("|sum of the printed weights - 1|", away, DIFFERENCES)
     evidence.correction = (
