@@ -49,8 +49,10 @@ def lowest(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(value, x)
         return value.item(), gradient.flatten().numpy()
 
-    found = minimize(both, start.flatten().numpy(), jac=True, method="BFGS", options={"gtol": 1e-9})
-    return torch.as_tensor(found.x, dtype=DOUBLE).reshape(start.shape)
+    minimum = minimize(
+        both, start.flatten().numpy(), jac=True, method="BFGS", options={"gtol": 1e-9}
+    )
+    return torch.as_tensor(minimum.x, dtype=DOUBLE).reshape(start.shape)
 
 
 def lowest_distribution(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

@@ -147,10 +147,10 @@ def _tell(records: list[Record], as_json: str | None, html: Path | None) -> None
 def _print(records: list[Record]) -> None:
     console = Console()
     for paper, name in PAPERS.items():
-        own = [record for record in records if record.id[0] == paper]
-        if own:
+        of_paper = [record for record in records if record.id[0] == paper]
+        if of_paper:
             console.print(Text(f"{paper} · {name}", style="italic"), soft_wrap=True)
-            console.print(_table(own))
+            console.print(_table(of_paper))
     for record in records:
         if len(records) <= 3 or record.verdict in (Verdict.REFUTED, Verdict.CONTRADICTED):
             _explain(console, record)

@@ -95,19 +95,19 @@ def claim(id: str, statement: str, verdict: Verdict) -> Callable[[Body], Body]:
 @cache
 def ledger() -> dict[str, Claim]:
     """Every claim, by its id, in the order of the list."""
-    found: dict[str, Claim] = {}
+    by_id: dict[str, Claim] = {}
     for name in FAMILIES:
         for member in vars(import_module(f"papers.claims.{name}")).values():
             each = getattr(member, "claim", None)
             if isinstance(each, Claim):
-                if each.id in found:
+                if each.id in by_id:
                     raise ValueError(f"two functions claim {each.id}")
-                found[each.id] = each
+                by_id[each.id] = each
     order = [entry.id for entry in listed()]
-    unknown = found.keys() - set(order)
+    unknown = by_id.keys() - set(order)
     if unknown:
         raise ValueError(f"claims of entries that are not listed: {', '.join(sorted(unknown))}")
-    return {id: found[id] for id in order if id in found}
+    return {id: by_id[id] for id in order if id in by_id}
 
 
 def run(claim: Claim, *, seed: int = 0, slow: bool = False, results: Path | None = None) -> Record:

@@ -89,15 +89,15 @@ class Listed:
     def names(self) -> set[str]:
         """D-E5/E6 is asked for as D-E5/E6, D-E5 and D-E6; F-E3.3/3.4 also as F-E3.4; D-E23..26 also
         as D-E24."""
-        found = {self.id, *self.others}
+        names = {self.id, *self.others}
         for name in (self.id, *self.others):
             parts = name.removeprefix(f"{self.paper}-").split("/")
             kind = re.match(r"[A-Za-z.]*", parts[0])
             assert kind is not None
             for part in parts:
                 whole = part if part[0].isalpha() else kind.group() + part
-                found |= {f"{self.paper}-{each}" for each in _between(whole)}
-        return found
+                names |= {f"{self.paper}-{each}" for each in _between(whole)}
+        return names
 
 
 def _between(name: str) -> list[str]:

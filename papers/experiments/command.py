@@ -223,7 +223,7 @@ class _Queue:
         """One that diverges does not stop the others; it is told again in the end."""
         from papers.experiments.loop import Diverged
         from papers.experiments.processes import Busy
-        from papers.experiments.runs import carry_out, made_since, shortened, stored
+        from papers.experiments.runs import carry_out, is_written_since, shortened, stored
 
         if first_steps is not None:
             jobs = [shortened(job, first_steps) for job in jobs]
@@ -231,7 +231,7 @@ class _Queue:
         def done(job: Job) -> bool:
             """Again: by a command beside this one."""
             if self.again:
-                return made_since(job, self.out, self.began)
+                return is_written_since(job, self.out, self.began)
             return stored(job, self.out) is not None
 
         note = f" ({data.note})" if data.note else ""

@@ -92,7 +92,7 @@ def stored(job: Job, out: Path) -> dict[str, Any] | None:
     return agreed(_as_wanted(path, job) if path.exists() else None)
 
 
-def made_since(job: Job, out: Path, began: float) -> bool:
+def is_written_since(job: Job, out: Path, began: float) -> bool:
     """Whether its result was written after that moment."""
     path = job.file(out)
     return agreed(path.exists() and path.stat().st_mtime >= began)

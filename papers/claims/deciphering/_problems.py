@@ -29,9 +29,9 @@ def worst(values: Sequence[Tensor]) -> Tensor:
     return torch.stack([value.abs().max() for value in values]).max()
 
 
-def weights_of(found: dual.Estimate) -> Tensor:
-    assert found.weights is not None  # there are templates
-    return found.weights
+def weights_of(estimate: dual.Estimate) -> Tensor:
+    assert estimate.weights is not None  # there are templates
+    return estimate.weights
 
 
 def halvings(first: int, last: int) -> Tensor:

@@ -39,7 +39,7 @@ def _outside(point: Tensor, templates: Tensor) -> float:
 
     n, d = templates.shape
     plane, ones = templates.mT.numpy(), np.ones((d, 1))
-    found = linprog(
+    program = linprog(
         np.r_[np.zeros(n), 1.0],
         A_ub=np.block([[plane, -ones], [-plane, -ones]]),
         b_ub=np.r_[point.numpy(), -point.numpy()],
@@ -47,7 +47,7 @@ def _outside(point: Tensor, templates: Tensor) -> float:
         b_eq=[1.0],
         bounds=[(0, None)] * (n + 1),
     )
-    return float(found.fun)
+    return float(program.fun)
 
 
 @claim(
@@ -76,8 +76,8 @@ def _outputs(problem: Drawn) -> Iterator[tuple[Tensor, Tensor]]:
     """Means (rows, d) and weights (rows, n) of each function; of attention the weights are its
     output where the values are unit vectors."""
     for solve in (dual.estimate, dual.first_order, dual.second_order):
-        found = solve(*problem.operands, ALPHAS)
-        yield found.mean, weights_of(found)
+        estimate = solve(*problem.operands, ALPHAS)
+        yield estimate.mean, weights_of(estimate)
     templates, query = problem.templates, problem.evidence[None]
     units = torch.eye(len(templates), dtype=F64)
     for regularizer in (fl.Shannon(), fl.Tsallis(1.5)):
@@ -88,7 +88,7 @@ def _outputs(problem: Drawn) -> Iterator[tuple[Tensor, Tensor]]:
 @claim("D-E2", "evidence z = h - μ + noise, noise from N(0, σ² I)", Verdict.DEFINITION)
 def evidence_is_a_noisy_shift(evidence: Evidence) -> None:
     sigma, count, d = 0.5, 20_000, 3
-    off, spread, wrong, found_again = torch.zeros(d, dtype=F64), [], [], []
+    off, spread, wrong, noiseless = torch.zeros(d, dtype=F64), [], [], []
     for generator in evidence.generators():
         problem = draw(generator, d=d)
         mean = distributions(generator, problem.preference, 1)[0] @ problem.templates
@@ -100,12 +100,12 @@ def evidence_is_a_noisy_shift(evidence: Evidence) -> None:
         spread.append(sample.var(0).mean() / sigma**2)
         wrong.append((nothing.prior_mean - problem.mean).abs().max())
         sure = dual.estimate(problem.templates, problem.preference, shift, 1e7)
-        found_again.append((sure.mean - mean).abs().max())
+        noiseless.append((sure.mean - mean).abs().max())
     error = sigma * math.sqrt(d / (5 * count))
     evidence.below("|mean of z - (h - μ)| in standard errors", off.norm() / error, 4.0)
     evidence.near("variance of z over σ²", torch.stack(spread).mean(), 1.0, 0.03)
     evidence.below("μ: mean of the preference", torch.stack(wrong))
-    evidence.below("|estimate - h| without noise, at α = 1e7", torch.stack(found_again), 1e-4)
+    evidence.below("|estimate - h| without noise, at α = 1e7", torch.stack(noiseless), 1e-4)
 
 
 # ---- the primal problem
@@ -128,9 +128,9 @@ def one_minimiser(evidence: Evidence) -> None:
             moved = ((others - p) @ problem.templates).square().sum(-1)
             off.append((more - divergence(others, p) - 0.5 * alpha * moved).abs().max())
             excess.append((more - 0.5 * (others - p).abs().sum(-1).square()).min())
-        found = descend(problem, ALPHAS / 2, others[:3])
-        brute.append((found - best[:, None]).abs().max())
-        levels = problem.primal(found, ALPHAS[:, None]) - problem.primal(best, ALPHAS)[:, None]
+        minimisers = descend(problem, ALPHAS / 2, others[:3])
+        brute.append((minimisers - best[:, None]).abs().max())
+        levels = problem.primal(minimisers, ALPHAS[:, None]) - problem.primal(best, ALPHAS)[:, None]
         value.append(levels.abs().max())
         hidden.append(best[:, 0].abs().max())
     evidence.below("|F(p) - F(p~) - KL(p, p~) - α/2 |h - h~|²|, random p", torch.stack(off))
@@ -142,16 +142,16 @@ def one_minimiser(evidence: Evidence) -> None:
 
 @claim("D-E4", "the estimate is ĥ = Σ p~_i t_i, p~ the minimiser", Verdict.CONFIRMED)
 def the_estimate_is_its_mean(evidence: Evidence) -> None:
-    brute, own, alphas = [], [], ALPHAS[1:4]
+    brute, of_weights, alphas = [], [], ALPHAS[1:4]
     for generator in evidence.generators():
         problem = draw(generator, hidden=1)
-        found = dual.estimate(*problem.operands, alphas)
+        estimate = dual.estimate(*problem.operands, alphas)
         start = distributions(generator, problem.preference, 1)
         minimiser = descend(problem, alphas / 2, start)[:, 0]
-        brute.append((minimiser @ problem.templates - found.mean).abs().max())
-        own.append((weights_of(found) @ problem.templates - found.mean).abs().max())
+        brute.append((minimiser @ problem.templates - estimate.mean).abs().max())
+        of_weights.append((weights_of(estimate) @ problem.templates - estimate.mean).abs().max())
     evidence.below("|ĥ - Σ p_i t_i|, p by mirror descent", torch.stack(brute), 1e-9)
-    evidence.below("|ĥ - Σ p~_i t_i|", torch.stack(own))
+    evidence.below("|ĥ - Σ p~_i t_i|", torch.stack(of_weights))
 
 
 def _reachable(generator: torch.Generator) -> tuple[Drawn, float]:
@@ -172,14 +172,14 @@ def fixed_radius(evidence: Evidence) -> None:
     problems, alphas = [each for each, _ in drawn], numbers([alpha for _, alpha in drawn])
     by_kind = zip(*(problem.operands for problem in problems), strict=True)
     templates, u, z = (torch.stack(parts)[:, None] for parts in by_kind)  # (seed, 1, ...)
-    found = dual.estimate(templates, u, z, alphas[:, None])
+    estimate = dual.estimate(templates, u, z, alphas[:, None])
     target = torch.stack([problem.target for problem in problems])
-    apart = (target - found.mean[:, 0]).norm(dim=-1)
-    length = found.multiplier[:, 0].norm(dim=-1) / alphas
+    apart = (target - estimate.mean[:, 0]).norm(dim=-1)
+    length = estimate.multiplier[:, 0].norm(dim=-1) / alphas
     printed = (2 * alphas).rsqrt()
     radii = torch.stack([printed, length, 1.5 * z[:, 0].norm(dim=-1)], 1)
     within = dual.within_radius(templates, u, z, radii)
-    differ = (weights_of(within.estimate) - weights_of(found)).abs().amax(-1)  # (seed, radius)
+    differ = (weights_of(within.estimate) - weights_of(estimate)).abs().amax(-1)  # (seed, radius)
     evidence.printed_below("|p - p~|, p with the radius² 1/(2α)", differ[:, 0], DIFFERENCES)
     evidence.printed_below("||b - ĥ|² - 1/(2α)|", (apart.square() - printed.square()).abs(), 1e-6)
     evidence.counterexample = (
@@ -196,11 +196,11 @@ def fixed_radius(evidence: Evidence) -> None:
     _radius_out_of_reach(evidence, problems[0])
 
 
-def _within_radius(evidence: Evidence, problems: list[Drawn], found: dual.Estimate) -> None:
+def _within_radius(evidence: Evidence, problems: list[Drawn], estimate: dual.Estimate) -> None:
     """The conditions that are enough, by convexity: log p/u affine along b - h, |b - h| = radius;
     and p = u for a radius above |z|. found: (seed, radius)"""
     bent, radius, free = [], [], []
-    for problem, mean, p in zip(problems, found.mean, weights_of(found), strict=True):
+    for problem, mean, p in zip(problems, estimate.mean, weights_of(estimate), strict=True):
         apart = problem.target - mean[0]
         tilt, along = (p[0] / problem.preference).log(), problem.templates @ apart
         tilt, along = tilt - tilt.mean(), along - along.mean()
@@ -214,8 +214,8 @@ def _within_radius(evidence: Evidence, problems: list[Drawn], found: dual.Estima
 
 def _radius_out_of_reach(evidence: Evidence, problem: Drawn) -> None:
     far = problem.evidence / problem.evidence.norm() * (problem.diameter + 1)  # hull 1 away
-    found = dual.within_radius(problem.templates, problem.preference, far, (2 * 5.0) ** -0.5)
-    evidence.near("status at α = 5 of a target 1 from the hull", found.estimate.status, 3, 0)
+    answer = dual.within_radius(problem.templates, problem.preference, far, (2 * 5.0) ** -0.5)
+    evidence.near("status at α = 5 of a target 1 from the hull", answer.estimate.status, 3, 0)
 
 
 # ---- a Gaussian preference
@@ -231,13 +231,13 @@ def gaussian_preference(evidence: Evidence) -> None:
     for generator in evidence.generators():
         middle, z = normal(generator, 1), normal(generator, 1)
         for alpha in ALPHAS.tolist():
-            found = dual.gaussian(middle, torch.eye(1, dtype=F64), z, alpha)
-            tilted, variance = _tilted(middle, found.multiplier)
-            slope.append(middle + z - found.multiplier / alpha - tilted)
-            mean.append(found.mean - tilted)
+            estimate = dual.gaussian(middle, torch.eye(1, dtype=F64), z, alpha)
+            tilted, variance = _tilted(middle, estimate.multiplier)
+            slope.append(middle + z - estimate.multiplier / alpha - tilted)
+            mean.append(estimate.mean - tilted)
             spread.append(variance - 1)
-            formula.append(found.multiplier - alpha / (1 + alpha) * z)
-            formula.append(found.mean - (middle + alpha * (middle + z)) / (1 + alpha))
+            formula.append(estimate.multiplier - alpha / (1 + alpha) * z)
+            formula.append(estimate.mean - (middle + alpha * (middle + z)) / (1 + alpha))
             short = z / max(1.0, alpha)  # for the grid: the tilt is by α z
             exact = dual.gaussian(middle, torch.eye(1, dtype=F64), short, alpha).mean
             more = alpha**2 / (1 + alpha) * short
@@ -266,12 +266,12 @@ def strong_duality(evidence: Evidence) -> None:
     gap, tilt, said, weak, excess = [], [], [], [], []
     for generator in evidence.generators():
         problem = draw(generator, hidden=1)
-        found = dual.estimate(*problem.operands, ALPHAS)
-        p, multiplier = weights_of(found), found.multiplier
+        estimate = dual.estimate(*problem.operands, ALPHAS)
+        p, multiplier = weights_of(estimate), estimate.multiplier
         primal, value = problem.primal(p, ALPHAS), problem.dual(multiplier, ALPHAS)
         gap.append((primal - value).abs())
         tilt.append((p - problem.weights(multiplier)).abs().amax(-1))
-        said += [(found.objective - primal).abs(), (found.dual_value - value).abs()]
+        said += [(estimate.objective - primal).abs(), (estimate.dual_value - value).abs()]
         count = evidence.trials(50, 1000)
         others = distributions(generator, problem.preference, count)
         multipliers = normal(generator, count, 3)
@@ -302,9 +302,9 @@ def stationarity(evidence: Evidence) -> None:
     residual, mean = [], []
     for generator in evidence.generators():
         problem = draw(generator, hidden=1)
-        found = dual.estimate(*problem.operands, ALPHAS)
-        tilted = problem.weights(found.multiplier) @ problem.templates
-        residual.append(problem.target - found.multiplier / ALPHAS[:, None] - tilted)
-        mean.append(found.mean - tilted)
+        estimate = dual.estimate(*problem.operands, ALPHAS)
+        tilted = problem.weights(estimate.multiplier) @ problem.templates
+        residual.append(problem.target - estimate.multiplier / ALPHAS[:, None] - tilted)
+        mean.append(estimate.mean - tilted)
     evidence.below("|h(λ*) - (μ + z - λ*/α)|", worst(residual))
     evidence.below("|ĥ - h(λ*)|", worst(mean))

@@ -90,18 +90,18 @@ def quadratic_at_the_solution(evidence: Evidence) -> None:
         mean, z = normal(generator, 1), normal(generator, 1)
         variance = 0.3 + torch.rand(1, 1, generator=generator, dtype=F64)
         for alpha in (0.1, 1.0, 10.0):
-            found = dual.gaussian(mean, variance, z, alpha)
-            multiplier = found.multiplier
+            estimate = dual.gaussian(mean, variance, z, alpha)
+            multiplier = estimate.multiplier
             potential = _gaussian_potential(mean, variance[0], multiplier)
             exact.append(potential - (mean * multiplier + 0.5 * variance[0] * multiplier**2))
             value = (mean + z) * multiplier - multiplier**2 / (2 * alpha) - potential
-            said.append(value - found.dual_value)
+            said.append(value - estimate.dual_value)
         wide.append(_off_the_closed_form(generator))
         problem = draw(generator)
-        found = dual.estimate(*problem.operands, alphas)
-        apart = _potential(problem, found.multiplier) - _quadratic(problem, found.multiplier)
+        estimate = dual.estimate(*problem.operands, alphas)
+        apart = _potential(problem, estimate.multiplier) - _quadratic(problem, estimate.multiplier)
         rest = rest + apart.abs()
-        roots.append((found.multiplier - _root(problem, alphas)).abs())
+        roots.append((estimate.multiplier - _root(problem, alphas)).abs())
     evidence.below("|K(λ*) - quadratic|, Gaussian u, by quadrature", torch.stack(exact).abs())
     evidence.below("value of the dual against the quadrature", torch.stack(said).abs())
     evidence.below("|z - λ*/α - Σλ*|, |ĥ - μ - Σλ*|, u = N(μ, Σ) in R³", wide)
@@ -113,10 +113,10 @@ def _off_the_closed_form(generator: torch.Generator) -> Tensor:
     """Where K is <μ, λ> + λ'Σλ/2, its gradient μ + Σλ is the mean; Σ at random. (2, α, d)"""
     mean, z, factor = normal(generator, 3), normal(generator, 3), normal(generator, 3, 3)
     covariance, alphas = factor @ factor.mT / 3, numbers([0.1, 1.0, 10.0])
-    found = dual.gaussian(mean, covariance, z, alphas)
-    moved = found.multiplier @ covariance
-    slope = z - found.multiplier / alphas[:, None] - moved
-    return torch.stack([slope, found.mean - mean - moved]).abs()
+    estimate = dual.gaussian(mean, covariance, z, alphas)
+    moved = estimate.multiplier @ covariance
+    slope = z - estimate.multiplier / alphas[:, None] - moved
+    return torch.stack([slope, estimate.mean - mean - moved]).abs()
 
 
 def _root(problem: Drawn, alphas: Tensor) -> Tensor:
@@ -215,10 +215,10 @@ def first_order(evidence: Evidence) -> None:
     for generator in evidence.generators():
         problem = draw(generator)
         alpha = 0.67 * 4 / problem.diameter**2
-        found = dual.estimate(*problem.operands, alpha).multiplier
+        multiplier = dual.estimate(*problem.operands, alpha).multiplier
         path = _iteration(problem, alpha, 100)
         step.append(dual.first_order(*problem.operands, alpha).multiplier - path[1])
-        ends.append((path[-1] - found).abs().max())
+        ends.append((path[-1] - multiplier).abs().max())
         moves = path.diff(dim=0).norm(dim=-1)
         seen = moves[:-1] > 1e-6  # below it is rounding
         rate.append((moves[1:] / moves[:-1])[seen].max())
@@ -249,8 +249,8 @@ def _sharp_contraction(evidence: Evidence) -> None:
     pair = Drawn(numbers([[-1.0], [1.0]]), numbers([0.5, 0.5]), numbers([0.01]))
     ends = {}
     for alpha in (0.95, 1.05):
-        found = dual.estimate(*pair.operands, alpha).multiplier
-        ends[alpha] = (_iteration(pair, alpha, 500)[-1] - found).abs()
+        multiplier = dual.estimate(*pair.operands, alpha).multiplier
+        ends[alpha] = (_iteration(pair, alpha, 500)[-1] - multiplier).abs()
     evidence.below("|its end - λ*|, two templates, α diam² / 4 = 0.95", ends[0.95], 1e-8)
     evidence.above("and where α diam² / 4 = 1.05", ends[1.05], 0.1)
 
@@ -271,7 +271,7 @@ def small_reliability(evidence: Evidence) -> None:
         problem = draw(generator)
         exact, rough = (f(*problem.operands, alphas) for f in (dual.estimate, dual.first_order))
         apart = rough.mean - exact.mean
-        values = [problem.primal(weights_of(found), alphas) for found in (rough, exact)]
+        values = [problem.primal(weights_of(estimate), alphas) for estimate in (rough, exact)]
         more = values[0] - values[1]
         twice = problem.covariance @ problem.covariance @ problem.evidence
         leading = alphas[-1] ** 2 * twice
@@ -303,11 +303,11 @@ def _small_parameter(evidence: Evidence) -> None:
     """Of t c, z c, α / c² the problem is the same: only α|Σ| can be what is small."""
     templates, preference, z = _standard(evidence, evidence.trials(100, 500), 3)
     alphas = numbers([1.0, 0.5, 0.25])
-    found = _relative((templates, preference, z), alphas)
+    errors = _relative((templates, preference, z), alphas)
     scaled = _relative((8 * templates, preference, 8 * z), alphas / 64)
-    means = ", ".join(f"{value:.2f}" for value in found.mean(0).tolist())
-    evidence.below("|relative error - that of 8 t, 8 z, α / 64|", (found - scaled).abs(), 1e-9)
-    evidence.above("relative error at α = 1, templates N(0, I): mean", found.mean(0)[0], 0.5)
+    means = ", ".join(f"{value:.2f}" for value in errors.mean(0).tolist())
+    evidence.below("|relative error - that of 8 t, 8 z, α / 64|", (errors - scaled).abs(), 1e-9)
+    evidence.above("relative error at α = 1, templates N(0, I): mean", errors.mean(0)[0], 0.5)
     evidence.note(f"relative error at α = 1, 0.5, 0.25, templates N(0, I): {means} on average")
 
 
@@ -332,8 +332,8 @@ def domain(evidence: Evidence) -> None:
         logs = torch.arange(-6, math.log(cut), 0.02, dtype=F64)
         problem = Drawn(logs.exp()[:, None], (-0.5 * logs.square()).softmax(0), numbers([1.0]))
         ends.append(_relative(problem.operands, 0.05))
-        found = dual.estimate(*problem.operands, 0.05).multiplier
-        roots.append((found / _bisected(problem, 0.05) - 1).abs())
+        multiplier = dual.estimate(*problem.operands, 0.05).multiplier
+        roots.append((multiplier / _bisected(problem, 0.05) - 1).abs())
     evidence.below("|λ* - root by bisection|, relative, u cut at 1e2, 1e3, 1e4", roots)
     evidence.printed_below("error of (15) over |ĥ - μ|, u cut at 1e4, α = 0.05", ends[2], 1.0)
     evidence.above("growth of that error from the cut 1e3 to 1e4", ends[2] / ends[1], 5.0)
@@ -401,6 +401,6 @@ def in_the_plane(evidence: Evidence) -> None:
     evidence.note(f"from α = 4 to 2 the error rises in {share:.0%} of the problems")
     evidence.note("the templates of the printed figure are not given; there (16) may well be good")
     many = torch.logspace(-3, 1.5, 30, dtype=F64)
-    found = _relative((templates[:3], preference[:3], z[:3]), many)
-    lines = {f"problem {k + 1}": (many.tolist(), found[k].tolist()) for k in range(3)}
+    relative = _relative((templates[:3], preference[:3], z[:3]), many)
+    lines = {f"problem {k + 1}": (many.tolist(), relative[k].tolist()) for k in range(3)}
     evidence.draw(Curves("Error of (16)", "α", "|h - ĥ| / |ĥ - μ|", lines, "xy"))

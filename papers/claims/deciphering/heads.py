@@ -109,13 +109,13 @@ def bias_is_a_preference(evidence: Evidence) -> None:
         mask = torch.zeros(WORDS, WORDS, dtype=F64).masked_fill(~seen, -math.inf)
         preference = logs.exp() * seen
         scores = z @ templates.mT
-        found = dual.first_order(templates, preference, z, 1.0)
+        estimate = dual.first_order(templates, preference, z, 1.0)
         weights = torch.softmax(scores + bias + mask, -1)
-        off += [weights_of(found) - weights, found.mean - weights @ templates]
-        found = dual.first_order(templates, preference, z, 2.5)
-        others.append(found.mean - torch.softmax(2.5 * scores + bias + mask, -1) @ templates)
+        off += [weights_of(estimate) - weights, estimate.mean - weights @ templates]
+        estimate = dual.first_order(templates, preference, z, 2.5)
+        others.append(estimate.mean - torch.softmax(2.5 * scores + bias + mask, -1) @ templates)
         wrong = torch.softmax(2.5 * (scores + bias) + mask, -1) @ templates
-        scaled.append(found.mean - wrong)
+        scaled.append(estimate.mean - wrong)
     evidence.below("|weights and mean - those of the softmax|", worst(off))
     evidence.below("α = 2.5: softmax of α<t, z> + b", worst(others))
     evidence.above("α = 2.5: distance from softmax of α(<t, z> + b)", worst(scaled), 1e-2)
@@ -137,8 +137,8 @@ def bert_head(evidence: Evidence) -> None:
         q, k, v = ((x @ matrix.mT)[None] for matrix in (query, key, value))
         head = F.scaled_dot_product_attention(q, k, v)[0]
         z = x @ query.mT @ key
-        found = dual.first_order(x / math.sqrt(HEAD), None, z, 1.0)
-        off.append(found.mean @ (math.sqrt(HEAD) * value).mT - head)
+        estimate = dual.first_order(x / math.sqrt(HEAD), None, z, 1.0)
+        off.append(estimate.mean @ (math.sqrt(HEAD) * value).mT - head)
         front.append(fl.attention(q, k, v)[0] - head)
     evidence.below("|V' h - the head|, by torch", worst(off))
     evidence.below("|fenchel.attention - the head|", worst(front))
@@ -164,11 +164,11 @@ def t5_head(evidence: Evidence) -> None:
         mended.append(dual.first_order(templates, u, z, 1.0).mean - whole @ templates)
         with torch.no_grad():
             attended = torch.softmax(scores + bias, -1) @ (x @ value.mT) @ out.mT
-            layers.append(layer(x[None], x[None])[0][0] - attended)
+            layers.append(layer(x[None], x[None])[0] - attended)
             layer.preference = fl.nn.UniformPreference()
             scores = (y @ query.mT) @ (x @ key.mT).mT
             attended = torch.softmax(scores, -1) @ (x @ value.mT) @ out.mT
-            crossed.append(layer(y[None], x[None])[0][0] - attended)
+            crossed.append(layer(y[None], x[None])[0] - attended)
     away = (torch.stack(sums) - 1).abs().max()
     evidence.printed_below("|sum of the printed weights - 1|", away, DIFFERENCES)
     evidence.correction = (
@@ -259,10 +259,10 @@ def three_architectures(evidence: Evidence) -> None:
             "filling in": bias[2].exp() * seen[2],  # masked words have none
         }
         for preference in settings.values():
-            found = dual.first_order(templates, preference, z, 1.0)
+            estimate = dual.first_order(templates, preference, z, 1.0)
             raised = preference * (templates @ z).exp()
-            off.append(found.mean - (raised / raised.sum()) @ templates)
-            weights = weights_of(found)
+            off.append(estimate.mean - (raised / raised.sum()) @ templates)
+            weights = weights_of(estimate)
             total.append(weights.sum() - 1)
             hidden.append(torch.where(preference == 0, weights, 0.0))
     evidence.below("|block - (16)| for the three preferences", worst(off))
@@ -295,8 +295,8 @@ def deviations(evidence: Evidence) -> None:
     evidence.above("deviation at c = 4 over that at c = 1/8", overall[0] / overall[5], 50.0)
     evidence.below("| |λ* - α z| - α |ĥ - μ| |: what the figure measures", worst(apart), 1e-9)
     compare_by_hand(evidence)
-    found = ", ".join(f"{value:.3f}" for value in by_head[2].tolist())
-    evidence.note(f"per-head means of random heads at c = 1: {found}")
+    listed = ", ".join(f"{value:.3f}" for value in by_head[2].tolist())
+    evidence.note(f"per-head means of random heads at c = 1: {listed}")
     _measured(evidence)
     lines = {f"head {h}": (sizes.tolist(), by_head[:, h].tolist()) for h in range(4)}
     title = "Deviation of one layer in several parametrisations"

@@ -125,8 +125,8 @@ def penalised_likelihood(evidence: Evidence) -> None:
         problem, sigma, eta = _noisy(generator)
         others = distributions(generator, problem.preference, evidence.trials(50, 1000))
         best = _library(problem, sigma, eta)
-        found = descend(problem, numbers([0.5 / sigma**2]), others[:1], strength=eta)[0, 0]
-        apart.append((found - best).abs().max())
+        minimiser = descend(problem, numbers([0.5 / sigma**2]), others[:1], strength=eta)[0, 0]
+        apart.append((minimiser - best).abs().max())
         at_others, at_best = (_penalised(problem, p, sigma, eta) for p in (others, best))
         ratio.append((at_others / eta - problem.primal(others, 1 / (eta * sigma**2))).abs())
         least = 0.5 * eta * (others - best).abs().sum(-1).square()  # Pinsker

@@ -47,16 +47,16 @@ def limits(evidence: Evidence) -> None:
         templates = drawn.templates.clone()
         templates[0] = drawn.mean + away  # the hidden template is b itself
         problem = Drawn(templates, drawn.preference, away)
-        found = dual.estimate(*problem.operands, alphas)
+        estimate = dual.estimate(*problem.operands, alphas)
         near = _projection(problem.target, templates[1:])
         least = problem.preference[1:].min()
-        from_mean, to_near = ((found.mean - x).norm(dim=-1) for x in (problem.mean, near))
+        from_mean, to_near = ((estimate.mean - x).norm(dim=-1) for x in (problem.mean, near))
         low.append(from_mean / (alphas * away.norm() * problem.diameter**2 / 4))
         high.append(to_near / (-2 * least.log() / alphas).sqrt())
         step = alphas[0] * problem.covariance @ away
-        start.append((found.mean[0] - problem.mean - step).norm() / step.norm())
+        start.append((estimate.mean[0] - problem.mean - step).norm() / step.norm())
         end.append(to_near[-1])
-        missed.append((found.mean[-1] - problem.target).norm())
+        missed.append((estimate.mean[-1] - problem.target).norm())
         lines = {"from μ": from_mean, "from the projection": to_near}
     evidence.below("|ĥ - μ - αΣz| over |αΣz| at α = 1e-4", start, 2e-3)
     evidence.below("|ĥ - projection| at α = 1e6", end, 2e-5)

@@ -42,8 +42,8 @@ def _difference(table: Printed, column: str) -> statistics.Estimate:
 def accuracy_by_rate(evidence: Evidence) -> None:
     wanted = {"0.003": -0.053, "0.0003": 0.028, "0.00003": -0.040}
     for rate, points in wanted.items():
-        found = _difference(BY_RATE, rate).mean
-        evidence.near(f"OT-ViT − ViT at the rate {rate}, as printed", found, points, _EXACT)
+        difference = _difference(BY_RATE, rate).mean
+        evidence.near(f"OT-ViT − ViT at the rate {rate}, as printed", difference, points, _EXACT)
     apart = sum(_difference(BY_RATE, rate).beyond_zero for rate in BY_RATE)
     evidence.near("rates at which the printed 95 % intervals are disjoint", apart, 3, 0)
     for which, name in enumerate(("ViT", "OT-ViT")):
@@ -63,13 +63,13 @@ def accuracy_by_rate(evidence: Evidence) -> None:
     Verdict.CORRECTED,
 )
 def accuracy_by_data(evidence: Evidence) -> None:
-    found = {name: _difference(BY_DATA, name) for name in BY_DATA}
-    disjoint = [name for name, each in found.items() if each.beyond_zero]
+    differences = {name: _difference(BY_DATA, name) for name in BY_DATA}
+    disjoint = [name for name, each in differences.items() if each.beyond_zero]
     evidence.near("data sets with disjoint 95 % intervals", len(disjoint), 1, 0)
     evidence.near("of them CIFAR-100", disjoint.count("CIFAR-100"), 1, 0)
-    means = [each.mean for each in found.values()]
+    means = [each.mean for each in differences.values()]
     evidence.above("least difference of the means, OT-ViT − ViT", means, 0.0)
-    margins = [each.mean - (each.half or 0.0) for each in found.values()]
+    margins = [each.mean - (each.half or 0.0) for each in differences.values()]
     evidence.printed_above(
         "consistently outperforms: least distance between the intervals", margins, 0.0
     )
@@ -121,15 +121,15 @@ def _stored(folder: Path, sets: tuple[str, ...]) -> list[str]:
         documents = read_results(folder)
     except ValueError as problem:
         return [f"they cannot be read: {problem}"]
-    found = []
+    lines = []
     for data in sets:
         vit, transport = (
             by_seed(documents, accuracy, data=data, variant=name)
             for name in ("softmax", "transport")
         )
         if statistics.paired(transport, vit) is not None:
-            found.append(f"{data}, {_compared(vit, transport)}")
-    return found
+            lines.append(f"{data}, {_compared(vit, transport)}")
+    return lines
 
 
 def _compared(vit: dict[int, float], transport: dict[int, float]) -> str:

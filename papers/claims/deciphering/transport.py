@@ -27,7 +27,7 @@ ALPHA, GAMMA = 0.8, 0.5
 def entropic_value(evidence: Evidence) -> None:
     import ot
 
-    off, library, above, below, costs, own = [], [], [], [], [], []
+    off, library, above, below, costs, to_itself = [], [], [], [], [], []
     for generator in evidence.generators():
         x = _with_distances(draw(generator))
         p, value = _value(x, ALPHA, GAMMA)
@@ -41,14 +41,14 @@ def entropic_value(evidence: Evidence) -> None:
         limits = [_against_the_limit(x, gamma) for gamma in (0.5, 0.1, 0.02)]
         above += [value - high for _, value, high, _ in limits]
         below += [low - value for low, value, _, _ in limits]
-        own.append(sinkhorn(x.preference, x.preference, x.cost, GAMMA)[0])
-        own[-1] += GAMMA * entropy(x.preference)
+        to_itself.append(sinkhorn(x.preference, x.preference, x.cost, GAMMA)[0])
+        to_itself[-1] += GAMMA * entropy(x.preference)
     evidence.below("|W_γ of the library − Sinkhorn's|", torch.stack(off))
     evidence.below("|W_γ of the library − POT's|", torch.stack(library), 1e-9)
     evidence.below("|W_0 of the library − POT's|", torch.stack(costs), 1e-9)
     evidence.below("W_γ − (W_0 − γ max(H(p), H(u)))", torch.stack(above), 1e-9)
     evidence.below("(W_0 − γ (H(p) + H(u))) − W_γ", torch.stack(below), 1e-9)
-    evidence.below("W_γ(u, u) + γ H(u): W_γ is negative at p = u", torch.stack(own), SLACK)
+    evidence.below("W_γ(u, u) + γ H(u): W_γ is negative at p = u", torch.stack(to_itself), SLACK)
     evidence.note("W_γ^(1/ρ) makes sense only in the limit: W_γ(u, u) ≤ −γ H(u) < 0.")
     gammas = [2.0**-k for k in range(8)]
     lows, values, highs, limit = zip(*(_against_the_limit(x, g) for g in gammas), strict=True)
@@ -137,11 +137,11 @@ def mean_of_the_true_preference(evidence: Evidence) -> None:
     for generator in evidence.generators():
         for symmetric in (True, False):
             x = draw(generator, symmetric=symmetric)
-            found = dual.true_preference(x.templates, x.preference, x.cost, GAMMA)
+            answer = dual.true_preference(x.templates, x.preference, x.cost, GAMMA)
             kernel = (-x.cost / GAMMA).exp()
             weights = (kernel / kernel.sum(0) * x.preference).sum(1)
-            off.append((found.mean - weights @ x.templates).abs().max())
-            mean.append((found.mean - found.weights @ x.templates).abs().max())
+            off.append((answer.mean - weights @ x.templates).abs().max())
+            mean.append((answer.mean - answer.weights @ x.templates).abs().max())
             if not symmetric:
                 row.append(abs(float((kernel / kernel.sum(1) * x.preference).sum()) - 1))
     evidence.below("|mean of the library − double sum|", torch.stack(off))
@@ -160,13 +160,13 @@ def conjugate_of_the_value(evidence: Evidence) -> None:
     equal, above, formula, printed = [], [], [], []
     for generator in evidence.generators():
         x, g = draw(generator), normal(generator, 6)
-        found, p = _library_conjugate(x, g)
+        at_g, p = _library_conjugate(x, g)
         value = sinkhorn(p, x.preference, x.cost, GAMMA)[0]
-        equal.append(abs(found + value - g @ p))
+        equal.append(abs(at_g + value - g @ p))
         others = distributions(generator, evidence.trials(20, 500), 6)
         values = sinkhorn(others, x.preference, x.cost, GAMMA)[0]
-        above.append((found + values - others @ g).min())
-        formula.append(abs(found - conjugate(x, g, GAMMA)))
+        above.append((at_g + values - others @ g).min())
+        formula.append(abs(at_g - conjugate(x, g, GAMMA)))
         raised = torch.logsumexp((g.unsqueeze(1) - x.cost) / GAMMA, 1)
         outer = GAMMA * (entropy(x.preference) + x.preference @ raised)
         printed.append(abs(outer + value - g @ p))
@@ -277,15 +277,15 @@ def true_preference(evidence: Evidence) -> None:
     least, margins, formula, rows = [], [], [], []
     for generator in evidence.generators():
         x = draw(generator)
-        found = dual.true_preference(x.templates, x.preference, x.cost, GAMMA).weights
-        value = sinkhorn(found, x.preference, x.cost, GAMMA)[0]
+        weights = dual.true_preference(x.templates, x.preference, x.cost, GAMMA).weights
+        value = sinkhorn(weights, x.preference, x.cost, GAMMA)[0]
         least.append(abs(value + conjugate(x, torch.zeros(6, dtype=DOUBLE), GAMMA)))
         far = distributions(generator, evidence.trials(20, 1000), 6)
-        near = 0.99 * found + 0.01 * far
+        near = 0.99 * weights + 0.01 * far
         values = sinkhorn(torch.cat((far, near)), x.preference, x.cost, GAMMA)[0]
         margins.append((values - value).min())
         kernel = (-x.cost / GAMMA).exp()
-        formula.append((found - kernel / kernel.sum(1) @ x.preference).abs().max())  # as (37)
+        formula.append((weights - kernel / kernel.sum(1) @ x.preference).abs().max())  # as (37)
         other = (-draw(generator, symmetric=False).cost / GAMMA).exp()
         rows.append(abs(float((other / other.sum(1) @ x.preference).sum()) - 1))
     evidence.below("|W(ũ, u) − min W|, min W = −W*(0)", torch.stack(least))
@@ -343,8 +343,8 @@ def limit_of_the_true_preference(evidence: Evidence) -> None:
 
 def _moved(x: Drawn, cost: Tensor | None, gamma: float) -> Tensor:
     """|ũ − u|₁; no cost: C − ⟨a, b⟩."""
-    found = dual.true_preference(x.templates, x.preference, cost, gamma).weights
-    return (found - x.preference).abs().sum()
+    weights = dual.true_preference(x.templates, x.preference, cost, gamma).weights
+    return (weights - x.preference).abs().sum()
 
 
 def _broken(evidence: Evidence, d: int) -> float:
@@ -353,8 +353,8 @@ def _broken(evidence: Evidence, d: int) -> float:
     for generator in evidence.generators():
         t = normal(generator, 200, d)
         products = t @ t.T
-        own = products.diagonal()
-        shares.append((products >= own).sum(0).gt(1).double().mean())
+        with_itself = products.diagonal()
+        shares.append((products >= with_itself).sum(0).gt(1).double().mean())
     return float(torch.stack(shares).mean())
 
 
@@ -372,10 +372,10 @@ def mean_of_the_means(evidence: Evidence) -> None:
             x = draw(generator, symmetric=symmetric)
             units = torch.eye(6, dtype=DOUBLE)
             means = dual.true_preference(x.templates, units, x.cost, GAMMA).mean  # one a template
-            found = dual.true_preference(x.templates, x.preference, x.cost, GAMMA).mean
-            off.append((x.preference @ means - found).abs().max())
+            mean = dual.true_preference(x.templates, x.preference, x.cost, GAMMA).mean
+            off.append((x.preference @ means - mean).abs().max())
             within = (-x.cost / GAMMA).softmax(1)  # q_t, as printed
-            apart = (x.preference @ within @ x.templates - found).abs().max()
+            apart = (x.preference @ within @ x.templates - mean).abs().max()
             (rows if symmetric else asymmetric).append(apart)
     evidence.below("|Σ u(t) μ_t − μ̃|, μ_t as printed", torch.stack(rows))
     evidence.below("|Σ u(t) μ_t − μ̃|, μ_t of the library, any cost", torch.stack(off))

@@ -128,8 +128,8 @@ def groups(evidence: Evidence) -> None:
         any_templates = normal(generator, 6, 3)
         cases = ((templates, free, exact), (templates, dear, large), (any_templates, free, uneven))
         for t, cost, off in cases:
-            found = weights_of(dual.transport_first_order(t, u, cost, z, ALPHA, GAMMA))
-            off.append((found - shared).abs().max())
+            weights = weights_of(dual.transport_first_order(t, u, cost, z, ALPHA, GAMMA))
+            off.append((weights - shared).abs().max())
     evidence.below("|weight − u_i / |G||, infinite cost", torch.stack(exact))
     evidence.below("|weight − u_i / |G||, cost 1000 and γ = 0.5", torch.stack(large))
     evidence.above("|weight − u_i / |G|| where ⟨t, z⟩ differ", torch.stack(uneven).max(), 1e-3)
@@ -212,8 +212,8 @@ def expansion(evidence: Evidence) -> None:
     sizes = [2.0**-k for k in range(9)]
     rests, means, covariances = [], [], []
     for size in sizes:
-        found = [_remainder(x, size * direction) for x, direction in drawn]
-        rests.append(float(torch.cat(found).norm()))
+        remainders = [_remainder(x, size * direction) for x, direction in drawn]
+        rests.append(float(torch.cat(remainders).norm()))
     for x, _ in drawn:
         q = (-x.cost / GAMMA).softmax(1)
         mean, covariance = _moments(x)

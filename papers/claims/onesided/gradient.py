@@ -39,7 +39,7 @@ def _backward(loss: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
 
 @claim("L-5", "∂Loss/∂s_j = p_j (l_j − E_p l) / τ", Verdict.CONFIRMED)
 def backpropagation(evidence: Evidence) -> None:
-    formula, views, own = [], [], []
+    formula, views, of_solve = [], [], []
     for generator in evidence.generators():
         row = draw(generator)
         s, losses = row.scores.requires_grad_(), row.losses
@@ -52,12 +52,12 @@ def backpropagation(evidence: Evidence) -> None:
         views.append((solution.gradient(losses) - exact).abs().max())
         leaf = row.scores.requires_grad_()
         (ours,) = _backward(fl.solve(leaf, fl.Shannon(row.tau)).weights @ losses, leaf)
-        own.append((ours - exact).abs().max())
+        of_solve.append((ours - exact).abs().max())
     evidence.below("|p_j (l_j − E_p l) / τ − autograd's|", _largest(formula))
     evidence.below(
         "|p_j / τ times the library's advantage, and its gradient − autograd's|", _largest(views)
     )
-    evidence.below("|derivative of solve − autograd's|", _largest(own))
+    evidence.below("|derivative of solve − autograd's|", _largest(of_solve))
     evidence.note(
         "The abstract's u_j is the utility −l_j, for the direction of descent; its proportionality "
         "holds the factor p_j / τ."
@@ -109,7 +109,7 @@ def policy_gradient(evidence: Evidence) -> None:
     Verdict.CORRECTED,
 )
 def variance_of_the_policy_gradient(evidence: Evidence) -> None:
-    expected, least, shares, own = [], [], [], []
+    expected, least, shares, of_solve = [], [], [], []
     count = evidence.trials(1000, 10_000)
     sizes = [0.25, 0.5, 1.0, 2.0, 3.0, 4.0]
     for generator in evidence.generators():
@@ -118,8 +118,8 @@ def variance_of_the_policy_gradient(evidence: Evidence) -> None:
             solution = fl.solve(size * unit, fl.Shannon())
             p, logs = (size * unit).softmax(-1), _log_slopes(size * unit)
             spreads = [_one_sample(p, logs, r - b) for b in _baselines(p, logs, r)]
-            own.append((solution.weights - p).abs().max())
-            own.append((solution.hessian() - p.unsqueeze(-1) * logs).abs().max())
+            of_solve.append((solution.weights - p).abs().max())
+            of_solve.append((solution.hessian() - p.unsqueeze(-1) * logs).abs().max())
             expected += [(mean - solution.gradient(r)).abs().max() for mean, _ in spreads]
             none, mean, best = (spread for _, spread in spreads)
             least += [(none - best).min(), (mean - best).min()]
@@ -129,7 +129,9 @@ def variance_of_the_policy_gradient(evidence: Evidence) -> None:
     evidence.below(
         "|expectation of one sample − gradient of the library|, three baselines", _largest(expected)
     )
-    evidence.below("|weights and hessian of the library − softmax, p_j ∇ log p_j|", _largest(own))
+    evidence.below(
+        "|weights and hessian of the library − softmax, p_j ∇ log p_j|", _largest(of_solve)
+    )
     evidence.above(
         "variance with another baseline − with b* = E[r |∇ log p|²] / E[|∇ log p|²]",
         torch.stack(least),
@@ -223,10 +225,10 @@ def conjugacy(evidence: Evidence) -> None:
         at = fl.solve(tau * p.log(), fl.Shannon(tau))
         zero += [at.potential.abs(), (at.weights - p).abs().max()]
         solution = _solved(row)
-        own = solution.weights
-        equality.append((solution.potential - s @ own - tau * entropy(own)).abs())
+        optimum = solution.weights
+        equality.append((solution.potential - s @ optimum - tau * entropy(optimum)).abs())
         others = distributions(generator, evidence.trials(2000, 50_000), N)
-        others = torch.cat((others, 0.99 * own + 0.01 * others))
+        others = torch.cat((others, 0.99 * optimum + 0.01 * others))
         above.append((solution.potential - others @ s - tau * entropy(others)).min())
     evidence.below("|φ(s) − ⟨s, p⟩ − τ H(p)| at the weights", _largest(equality))
     evidence.below("|φ(τ log p)|, and the weights there − p", _largest(zero))

@@ -56,7 +56,7 @@ def _others(generator: torch.Generator, count: int, p: Tensor) -> Tensor:
     Verdict.CONFIRMED,
 )
 def one_sided_problem(evidence: Evidence) -> None:
-    weights, margins, identity, values, found = [], [], [], [], []
+    weights, margins, identity, values, descents = [], [], [], [], []
     for generator in evidence.generators():
         row = draw(generator)
         s, solution = row.scores, fl.solve(row.scores, fl.Shannon(row.tau))
@@ -69,12 +69,12 @@ def one_sided_problem(evidence: Evidence) -> None:
         identity.append((above - row.tau * divergence(others, p)).abs().max())
         values.append((objective(s, row.tau, p) + row.tau * torch.logsumexp(s / row.tau, -1)).abs())
         values.append((solution.potential + objective(s, row.tau, p)).abs())
-        found.append((_descended(s, row.tau) - p).abs().max())
+        descents.append((_descended(s, row.tau) - p).abs().max())
     evidence.below("|J(p') − J(p) − τ KL(p' | p)|", _largest(identity))
     evidence.below("|weights of solve and of attention − softmax(s/τ)|", _largest(weights))
     evidence.above("J(p') − J(p) of random p'", torch.stack(margins), -SLACK)
     evidence.below("|J(p) + τ LSE(s/τ)|", _largest(values))
-    evidence.below("|weights − where BFGS ends|", _largest(found), DIFFERENCES)
+    evidence.below("|weights − where BFGS ends|", _largest(descents), DIFFERENCES)
     evidence.note("(5) says min; it is the argmin that is equal to the weights.")
 
 
@@ -158,9 +158,9 @@ def _limits_of_plans(evidence: Evidence) -> None:
         plan = sinkhorn(a, b, cost, 2e-3, steps=20_000)[1]
         cold.append(((plan * cost).sum() - least).abs())
         warm.append((sinkhorn(a, b, cost, 1e4)[1] - a.unsqueeze(1) * b).abs().max())
-        found = measures.entropic_wasserstein1(mu, nu, norm=2, max_steps=200)
-        bounds += [found.lower - least, least - found.upper]
-        widths.append(found.upper - found.lower)
+        bracket = measures.entropic_wasserstein1(mu, nu, norm=2, max_steps=200)
+        bounds += [bracket.lower - least, least - bracket.upper]
+        widths.append(bracket.upper - bracket.lower)
     # The plan a bᵀ costs some 0.03 more than W_0, which this must not let pass.
     evidence.below("|cost of Sinkhorn's plan at ε = 0.002 − W_0|", _largest(cold), 5e-4)
     evidence.below("|Sinkhorn's plan at ε = 10⁴ − a bᵀ|", _largest(warm), 1e-5)
@@ -294,7 +294,7 @@ def generalised_problem(evidence: Evidence) -> None:
 
 @claim("L-TabSoftmax", "Ω = −τ H gives p = softmax(s/τ)", Verdict.CONFIRMED)
 def table_softmax(evidence: Evidence) -> None:
-    weights, torch_own, found = [], [], []
+    weights, by_torch, descents = [], [], []
     for generator in evidence.generators():
         row = draw(generator)
         raised = (row.scores / row.tau - (row.scores / row.tau).max()).exp()
@@ -302,11 +302,11 @@ def table_softmax(evidence: Evidence) -> None:
         weights.append((p - raised / raised.sum()).abs().max())
         ours = fl.attention(*_heads(row), scale=1 / row.tau)
         theirs = torch.nn.functional.scaled_dot_product_attention(*_heads(row), scale=1 / row.tau)
-        torch_own.append((ours - theirs).abs().max())
-        found.append((_descended(row.scores, row.tau) - p).abs().max())
+        by_torch.append((ours - theirs).abs().max())
+        descents.append((_descended(row.scores, row.tau) - p).abs().max())
     evidence.below("|weights − e^{s/τ} / Z|", _largest(weights))
-    evidence.below("|attention of the library − torch's|", _largest(torch_own))
-    evidence.below("|weights − where BFGS ends|", _largest(found), DIFFERENCES)
+    evidence.below("|attention of the library − torch's|", _largest(by_torch))
+    evidence.below("|weights − where BFGS ends|", _largest(descents), DIFFERENCES)
 
 
 def _heads(row: Row) -> tuple[Tensor, Tensor, Tensor]:
@@ -355,20 +355,20 @@ def _above_a_level(x: Tensor, power: float) -> Tensor:
     Verdict.CORRECTED,
 )
 def table_prior(evidence: Evidence) -> None:
-    weights, found, preferred, printed = [], [], [], []
+    weights, descents, preferred, printed = [], [], [], []
     for generator in evidence.generators():
         row, prior = draw(generator), distributions(generator, N)
         s, tau = row.scores, row.tau
         p = fl.solve(s, fl.Shannon(tau), base=prior).weights
         raised = prior * (s / tau).exp()
         weights.append((p - raised / raised.sum()).abs().max())
-        found.append((_with_divergence(s, tau, prior) - p).abs().max())
+        descents.append((_with_divergence(s, tau, prior) - p).abs().max())
         estimate = dual.first_order(row.keys, prior, row.query, 1 / tau)
         assert estimate.weights is not None
         preferred.append((estimate.weights - p).abs().max())
         printed.append((_with_divergence(s, 1.0, prior) - p).abs().max())
     evidence.below("|weights over the base π − π e^{s/τ} / Z|", _largest(weights))
-    evidence.below("|weights − where BFGS ends with τ KL(p | π)|", _largest(found), DIFFERENCES)
+    evidence.below("|weights − where BFGS ends with τ KL(p | π)|", _largest(descents), DIFFERENCES)
     evidence.below("|weights − estimation to first order, u = π, α z = q/τ|", _largest(preferred))
     evidence.printed_below(
         "|π e^{s/τ} / Z − where BFGS ends with Σ p log(p/π), as the table expands it|",
@@ -417,7 +417,7 @@ def _powers(s: Tensor, p: Tensor, alpha: float) -> Tensor:
     Verdict.CONFIRMED,
 )
 def table_alibi(evidence: Evidence) -> None:
-    weights, found, given = [], [], []
+    weights, descents, given = [], [], []
     for generator in evidence.generators():
         s, slopes = normal(generator, 2, 5, 5), 0.1 + uniform(generator, 2)
         tau = 0.4 + float(uniform(generator, 1))
@@ -427,9 +427,9 @@ def table_alibi(evidence: Evidence) -> None:
         bias = slopes[:, None, None] * apart
         weights.append((p - (s / tau - bias).softmax(-1)).abs().max())
         given.append((p - fl.solve(s, fl.Shannon(tau), base=(-bias).exp()).weights).abs().max())
-        found.append((_descended(s, tau, bias) - p).abs().max())
+        descents.append((_descended(s, tau, bias) - p).abs().max())
     evidence.below(
         "|weights under the library's prior − softmax(s/τ − m |i − j|)|", _largest(weights)
     )
     evidence.below("|weights − those over the base e^{−m |i − j|}|", _largest(given))
-    evidence.below("|weights − where BFGS ends with the penalty|", _largest(found), DIFFERENCES)
+    evidence.below("|weights − where BFGS ends with the penalty|", _largest(descents), DIFFERENCES)

@@ -36,12 +36,14 @@ def render(records: Sequence[Record]) -> str:
     environment.filters.update(look=_LOOKS.__getitem__, anchor=anchor, told=told, drawn=_drawn)
     papers = {paper: [r for r in records if r.id.startswith(f"{paper}-")] for paper in PAPERS}
     counts = {
-        verdict: {paper: sum(r.verdict is verdict for r in own) for paper, own in papers.items()}
+        verdict: {
+            paper: sum(r.verdict is verdict for r in entries) for paper, entries in papers.items()
+        }
         for verdict in Verdict
         if any(r.verdict is verdict for r in records)
     }
     return environment.from_string(_resource("ledger.html")).render(
-        papers={paper: own for paper, own in papers.items() if own},
+        papers={paper: entries for paper, entries in papers.items() if entries},
         names=PAPERS,
         counts=counts,
         total=len(records),

@@ -23,8 +23,8 @@ def attacked(
 ) -> tuple[float, State]:
     """What a search finds, observed / certified; and the pair it found."""
     generator = torch.Generator().manual_seed(evidence.seed)
-    found = bounds.attack(bound, evidence.trials(*budget), generator=generator)
-    return found.observed / bound.value, found.witness
+    attack = bounds.attack(bound, evidence.trials(*budget), generator=generator)
+    return attack.observed / bound.value, attack.witness
 
 
 def survives(
@@ -56,9 +56,9 @@ def falls(
     anew(evidence, bound, ratio, by_hand(witness))
 
 
-def anew(evidence: Evidence, bound: Bound, ratio: float, found: Moved) -> None:
+def anew(evidence: Evidence, bound: Bound, ratio: float, witness: Moved) -> None:
     """Pairs may be as near each other as rounding lets them: it is not held against them."""
-    moved, apart = found
+    moved, apart = witness
     certified = bound.value * apart
     over = ((moved - ratio * certified).abs() - ROUNDING).clamp_min(0) / certified
     what = "the pair found: its quotient by hand − observed, in bounds"

@@ -75,8 +75,8 @@ def dual_words(length: int, weights: Weights, places: int) -> int:
             for i in range(places + 1)
         )
         total += count * signed
-    found, rest = divmod(total, sum(weights.values()))
-    return found if rest == 0 else -1
+    words, rest = divmod(total, sum(weights.values()))
+    return words if rest == 0 else -1
 
 
 # ---- words
@@ -99,8 +99,8 @@ def bch_weights() -> Weights:
         code = np.concatenate([code, code ^ np.uint64(word)])
     ones = np.array([byte.bit_count() for byte in range(256)], dtype=np.uint8)
     weights = ones[code.view(np.uint8)].reshape(-1, 8).sum(-1, dtype=np.uint8)
-    found, counts = np.unique(weights, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    levels, counts = np.unique(weights, return_counts=True)
+    return dict(zip(levels.tolist(), counts.tolist(), strict=True))
 
 
 class _Field:
@@ -178,5 +178,5 @@ def words(basis: Tensor) -> Tensor:
 
 def counted(code: Tensor) -> Weights:
     """How many words have so many -1."""
-    found, counts = (code < 0).sum(-1).unique(return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    levels, counts = (code < 0).sum(-1).unique(return_counts=True)
+    return dict(zip(levels.tolist(), counts.tolist(), strict=True))

@@ -69,8 +69,8 @@ def earth_movers(x: Tensor, a: Tensor, y: Tensor, b: Tensor) -> Tensor:
     import ot
 
     cost = (x.unsqueeze(1) - y.unsqueeze(0)).abs().sum(-1)
-    found: Any = ot.emd2((a / a.sum()).numpy(), (b / b.sum()).numpy(), cost.numpy())
-    return torch.as_tensor(found, dtype=F64)
+    distance: Any = ot.emd2((a / a.sum()).numpy(), (b / b.sum()).numpy(), cost.numpy())
+    return torch.as_tensor(distance, dtype=F64)
 
 
 def by_pot(mu: Empirical, nu: Empirical) -> Tensor:

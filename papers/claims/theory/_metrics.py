@@ -23,8 +23,8 @@ def kantorovich(mu: Empirical, nu: Empirical) -> Tensor:
     one = torch.eye(n, dtype=F64)
     apart = (points[i] - points[j]).abs().sum(-1)
     free = [(0, 0), *[(None, None)] * (n - 1)]
-    found = linprog(-gain.numpy(), (one[i] - one[j]).numpy(), apart.numpy(), bounds=free)
-    return torch.as_tensor(-found.fun, dtype=F64)
+    program = linprog(-gain.numpy(), (one[i] - one[j]).numpy(), apart.numpy(), bounds=free)
+    return torch.as_tensor(-program.fun, dtype=F64)
 
 
 def product(mu: Empirical, nu: Empirical) -> Empirical:
@@ -46,12 +46,12 @@ def normal_cells(count: int) -> Tensor:
 def steepest(states: Tensor, matrices: Tensor) -> Tensor:
     """The largest W1(K(x, .), K(y, .)) / |x - y|, for matrices (count, n, n); by POT."""
     pairs = torch.combinations(torch.arange(len(states))).tolist()
-    found = torch.zeros(len(matrices), len(pairs), dtype=F64)
+    quotients = torch.zeros(len(matrices), len(pairs), dtype=F64)
     for index, matrix in enumerate(matrices):
         for place, (i, j) in enumerate(pairs):
             moved = earth_movers(states, matrix[i], states, matrix[j])
-            found[index, place] = moved / (states[i] - states[j]).abs().sum()
-    return found.amax(-1)
+            quotients[index, place] = moved / (states[i] - states[j]).abs().sum()
+    return quotients.amax(-1)
 
 
 def zigzag(generator: torch.Generator) -> Tensor:

@@ -25,9 +25,9 @@ def note_negation(evidence: Evidence) -> None:
 
 def _measured(path: Path) -> str:
     document = json.loads(path.read_text(encoding="utf-8"))
-    found = document["sources"]["together"]
-    first, last = (found["layers"][place]["ratio"]["mean"] for place in (0, -1))
-    nearer = found["negation_nearer_than_same_relation"]["words"]
+    together = document["sources"]["together"]
+    first, last = (together["layers"][place]["ratio"]["mean"] for place in (0, -1))
+    nearer = together["negation_nearer_than_same_relation"]["words"]
     return (
         f"Measured on {document['model']} ({_FILE}): in the last layer a negation moves the words "
         f"of a sentence {last:.2f} times as far as a neutral word does, at the input {first:.2f} "

@@ -53,9 +53,9 @@ def in_query(evidence: Evidence) -> None:
     for generator in evidence.generators():
         for n in (2, 3, 4):
             spaces = Spaces.draw(generator, evidence.trials(300, 1500), n)
-            made = spaces.softmatched(spaces.mu)
-            rows = measures.Empirical(made.points.unsqueeze(1), made.weights.unsqueeze(1))
-            columns = measures.Empirical(made.points.unsqueeze(1), made.weights.unsqueeze(2))
+            matched = spaces.softmatched(spaces.mu)
+            rows = measures.Empirical(matched.points.unsqueeze(1), matched.weights.unsqueeze(1))
+            columns = measures.Empirical(matched.points.unsqueeze(1), matched.weights.unsqueeze(2))
             bound = (spaces.slope(0) * spaces.term)[:, None, None] * spaces.apart
             moved = measures.wasserstein1(rows, columns)
             ratios.append(torch.where(bound > 0, moved / bound, 0.0))
@@ -160,14 +160,14 @@ def lookup(evidence: Evidence) -> None:
 def coefficient(evidence: Evidence) -> None:
     generator = torch.Generator().manual_seed(evidence.seed)
     projected = bounds.contraction.projection(FLAT)
-    found = bounds.attack(projected, 300, generator=generator)
-    evidence.near("τ(Π) = 1, found by search: sup of the quotient", found.observed, 1.0, 1e-9)
+    attack = bounds.attack(projected, 300, generator=generator)
+    evidence.near("τ(Π) = 1, found by search: sup of the quotient", attack.observed, 1.0, 1e-9)
     evidence.note("in the text before it the supremum is of the left side of W1 ≤ τ W1 alone")
-    mu, apart = found.witness[0], found.witness[2]
-    weights = found.witness[1].softmax(-1), found.witness[3].softmax(-1)
+    mu, apart = attack.witness[0], attack.witness[2]
+    weights = attack.witness[1].softmax(-1), attack.witness[3].softmax(-1)
     one, other = measures.Empirical(mu, weights[0]), measures.Empirical(apart, weights[1])
     quotient = (one.mean - other.mean).abs().sum() / measures.wasserstein1(one, other)
-    evidence.near("the quotient of the pair it found, anew", quotient, found.observed, 1e-9)
+    evidence.near("the quotient of the pair it found, anew", quotient, attack.observed, 1e-9)
 
 
 @claim("M-T23", "printed: τ(A) ≤ d K 2 (Lx + Ly) diam/eps", Verdict.REFUTED)
@@ -227,9 +227,11 @@ def of_queries(evidence: Evidence) -> None:
             eps, _, slope, diameter = by_hand(setting)
             bound = d**1.5 * 2 * slope * diameter / eps
             tokens, q = uniform(generator, 1, 6, d), uniform(generator, 1, 200, d)
-            made = fl.attention(q, tokens, tokens, fl.Shannon())[0]
-            exact.append(made - attended(q[0] @ tokens[0].mT / math.sqrt(d), tokens[0]))
-            quotient = (made - made.roll(1, 0)).norm(dim=-1) / (q[0] - q[0].roll(1, 0)).norm(dim=-1)
+            outputs = fl.attention(q, tokens, tokens, fl.Shannon())[0]
+            exact.append(outputs - attended(q[0] @ tokens[0].mT / math.sqrt(d), tokens[0]))
+            quotient = (outputs - outputs.roll(1, 0)).norm(dim=-1) / (q[0] - q[0].roll(1, 0)).norm(
+                dim=-1
+            )
             ratios.append(quotient / bound)
             upper = bounds.contraction.attention_query(setting)
             sharp.append(number(4 * d * upper.value / bound - 1))
@@ -253,14 +255,14 @@ def globally(evidence: Evidence) -> None:
     for generator in evidence.generators():
         for d in (2, 3, 4):
             keys, values = normal(generator, 6, d), normal(generator, 6, 3)
-            found = bounds.query_lipschitz(keys, values, fl.Shannon(0.7)).value
+            constant = bounds.query_lipschitz(keys, values, fl.Shannon(0.7)).value
             best = (_apart(keys) * _apart(values)).max() / (4 * 0.7)
-            pairs.append(found / best - 1)
-            tighter.append(found / (_apart(keys).max() * _apart(values).max() / (4 * 0.7)))
+            pairs.append(constant / best - 1)
+            tighter.append(constant / (_apart(keys).max() * _apart(values).max() / (4 * 0.7)))
             q = 10 ** (2 * uniform(generator, 200, 1)) * normal(generator, 200, d)
-            made = attended(q @ keys.mT / 0.7, values)
+            outputs = attended(q @ keys.mT / 0.7, values)
             steps = (q - q.roll(1, 0)).norm(dim=-1)
-            ratios.append((made - made.roll(1, 0)).norm(dim=-1) / (found * steps))
+            ratios.append((outputs - outputs.roll(1, 0)).norm(dim=-1) / (constant * steps))
             two.append(_of_two(keys[:2], values[:2]))
     evidence.below("two keys, p = 1/2: norm of the Jacobian / bound − 1, attained", largest(two))
     evidence.below("six keys, random queries: observed / certified", largest(ratios), 1 + SLACK)
@@ -301,8 +303,8 @@ def neighbourhood(evidence: Evidence) -> None:
     kernel = measures.AttentionKernel(measures.Dot(1e6), torch.eye(2, dtype=F64))
     x, one, other = number(0.5, 0.5), number(1.0, -0.2), number(-1.0, 0.4)
     sets = [measures.Empirical(torch.stack([x, token])) for token in (one, other)]
-    made = [kernel(mu).at(x[None]).mean[0] for mu in sets]
-    moved = (made[0] - made[1]).abs().sum()
+    means = [kernel(mu).at(x[None]).mean[0] for mu in sets]
+    moved = (means[0] - means[1]).abs().sum()
     right = false * (one - other).abs().sum() / 2  # the other half of the mass stays
     evidence.printed_below(
         "temperature 1e6, one of two tokens replaced: left side", moved, float(right)
@@ -317,9 +319,9 @@ def neighbourhood(evidence: Evidence) -> None:
             setting = Setting(measures.Dot(heat), Box(1.0), 2, 3)
             eps, top, slope, diameter = by_hand(setting)
             kernel = measures.AttentionKernel(measures.Dot(heat), torch.eye(2, dtype=F64))
-            made = [kernel(m).at(mu.points[:, :1]).mean.squeeze(-2) for m in (mu, nu)]
-            quotient = (made[0] - made[1]).abs().sum(-1) / by_pot(mu, nu)
-            for m, output in zip((mu, nu), made, strict=True):
+            means = [kernel(m).at(mu.points[:, :1]).mean.squeeze(-2) for m in (mu, nu)]
+            quotient = (means[0] - means[1]).abs().sum(-1) / by_pot(mu, nu)
+            for m, output in zip((mu, nu), means, strict=True):
                 logs = m.weights.log().unsqueeze(-2)
                 plain = OfMeasures(heat).outputs(mu.points[:, :1], m.points, logs)
                 exact.append(output - plain.squeeze(-2))

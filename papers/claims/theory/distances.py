@@ -48,15 +48,15 @@ def transport(evidence: Evidence) -> None:
     simplex, dual, gaps, triangle, costs, margins = [], [], [], [], [], []
     for generator in evidence.generators():
         mu, nu, third = (measure(generator, n, 3) for n in (5, 7, 6))
-        found = measures.wasserstein1(mu, nu)
-        simplex.append(found - earth_movers(mu.points, mu.weights, nu.points, nu.weights))
-        dual.append(found - kantorovich(mu, nu))
+        distance = measures.wasserstein1(mu, nu)
+        simplex.append(distance - earth_movers(mu.points, mu.weights, nu.points, nu.weights))
+        dual.append(distance - kantorovich(mu, nu))
         plan, *_ = planned = measures.transport_plan(mu, nu)
         gaps.append(planned.gap)
-        costs.append((plan * (mu.points.unsqueeze(1) - nu.points).abs().sum(-1)).sum() - found)
+        costs.append((plan * (mu.points.unsqueeze(1) - nu.points).abs().sum(-1)).sum() - distance)
         margins += [plan.sum(1) - mu.weights, plan.sum(0) - nu.weights, plan.clamp_max(0)]
         around = measures.wasserstein1(mu, third) + measures.wasserstein1(third, nu)
-        triangle.append(around - found)
+        triangle.append(around - distance)
     evidence.below("W1 − the linear program of its dual", largest(dual))
     evidence.below("W1 − POT's network simplex", largest(simplex))
     evidence.below("plan − potentials", largest(gaps))
@@ -76,9 +76,9 @@ def matching(evidence: Evidence) -> None:
     even = torch.full((6,), 1 / 6, dtype=F64)
     for generator in evidence.generators():
         x, y = normal(generator, 6, 3), normal(generator, 6, 3)
-        found = measures.wasserstein1(measures.Empirical(x), measures.Empirical(y))
-        matched.append(found - (x - y[orders]).abs().sum(-1).mean(-1).min())
-        simplex.append(found - earth_movers(x, even, y, even))
+        distance = measures.wasserstein1(measures.Empirical(x), measures.Empirical(y))
+        matched.append(distance - (x - y[orders]).abs().sum(-1).mean(-1).min())
+        simplex.append(distance - earth_movers(x, even, y, even))
     evidence.below("W1 − the best of all 720 matchings", largest(matched))
     evidence.below("W1 − POT's network simplex", largest(simplex))
     evidence.note(
@@ -295,8 +295,8 @@ def near_pairs(evidence: Evidence) -> None:
         x, y = 3 * normal(generator, 2, 200, 2)
         x[0], y[0] = -1e-4 * way, 1e-4 * way  # where both keys weigh alike
         apart = (x - y).norm(dim=-1)
-        made = [fl.attention(z[None], k[None], v[None], fl.Shannon(), scale=1.0)[0] for z in (x, y)]
-        quotients = (made[0] - made[1]).norm(dim=-1) / apart
+        pair = [fl.attention(z[None], k[None], v[None], fl.Shannon(), scale=1.0)[0] for z in (x, y)]
+        quotients = (pair[0] - pair[1]).norm(dim=-1) / apart
         attained.append(quotients[apart <= 1].max() / constant - 1)
         beyond.append(quotients[apart > 1].max() / constant)
         linear_ones.append(zigzag(generator))
@@ -361,10 +361,10 @@ def products(evidence: Evidence) -> None:
             one, other = product(first, second), product(third, fourth)
             pairs = ((first, third), (second, fourth))
             added = sum((measures.wasserstein1(mu, nu) for mu, nu in pairs), number(0))
-            found = measures.wasserstein1(one, other)
-            equal.append(found - added)
+            distance = measures.wasserstein1(one, other)
+            equal.append(distance - added)
             simplex.append(
-                found - earth_movers(one.points, one.weights, other.points, other.weights)
+                distance - earth_movers(one.points, one.weights, other.points, other.weights)
             )
             flat = sum((measures.wasserstein1(mu, nu, norm=2) for mu, nu in pairs), number(0))
             euclid.append(measures.wasserstein1(one, other, norm=2) - flat)
@@ -432,10 +432,10 @@ def negation(evidence: Evidence) -> None:
         before, after = measures.Empirical(words[:6]), measures.Empirical(words)
         moved = measures.wasserstein1(before, after)
         share.append(moved - (words[:6] - words[6]).abs().sum(-1).mean() / 7)
-        made = [kernel(mu).at(words[:6]).mean for mu in (before, after)]
-        outputs.append((made[0] - made[1]).abs().sum(-1).max() / (bound * moved))
+        means = [kernel(mu).at(words[:6]).mean for mu in (before, after)]
+        outputs.append((means[0] - means[1]).abs().sum(-1).max() / (bound * moved))
         seen = (words[:6], words)
-        exact += [y - attended(words[:6] @ x.mT / 4, x) for y, x in zip(made, seen, strict=True)]
+        exact += [y - attended(words[:6] @ x.mT / 4, x) for y, x in zip(means, seen, strict=True)]
     evidence.below("one word more: W1 − mean distance to it / (n + 1)", largest(share))
     evidence.below(
         "outputs moved / (constant of M-P25, corrected · W1)", largest(outputs), 1 + SLACK

@@ -27,9 +27,9 @@ _SMALL = ((1, 6, 4), (2, 8, 2), (3, 20, 1), (6, 60, 1))  # d, N and starts of a 
 )
 def softmatch(evidence: Evidence) -> None:
     bound = printed.printed_gaussian(1, 9).value
-    found = _neighbour_moved(9, 0.8)
+    quotient = _neighbour_moved(9, 0.8)
     evidence.printed_below(
-        "N = 9: x = 0, neighbour at 0.8 moved, others far: quotient", found, bound
+        "N = 9: x = 0, neighbour at 0.8 moved, others far: quotient", quotient, bound
     )
     evidence.below("B(1, 9) − its formula", abs(bound - _printed_constant(1, 9)), SLACK)
     at = [_neighbour_moved(tokens, 0.8) / tokens for tokens in (8, 9, 40)]
@@ -60,7 +60,7 @@ def softmatch(evidence: Evidence) -> None:
     )
     evidence.counterexample = (
         f"d = 1, N = 9: x = y = 0, a neighbour at 0.8, the others far; moving the neighbour gives "
-        f"{found:.3f} > B = {bound:.3f}; in general 0.6346 N"
+        f"{quotient:.3f} > B = {bound:.3f}; in general 0.6346 N"
     )
     evidence.correction = (
         "none of this form: the rate is N (p + 2z²p(1 − p)), p = e^(−z²)/(1 + e^(−z²)); the proof "
@@ -85,8 +85,8 @@ def _neighbour_moved(tokens: int, z: float) -> float:
     y = x.clone()
     y[1] += STEP
     kernel = measures.Softmatch(measures.GaussianPotential())
-    made = [_at(kernel(measures.Empirical(z)), z[0]) for z in (x, y)]
-    return float(_distance(made) / (STEP / tokens))  # one of so many tokens moved
+    images = [_at(kernel(measures.Empirical(z)), z[0]) for z in (x, y)]
+    return float(_distance(images) / (STEP / tokens))  # one of so many tokens moved
 
 
 def _query_moved(tokens: float) -> float:
@@ -100,8 +100,8 @@ def _query_moved_at(tokens: float, z: float) -> float:
     kernel = measures.Softmatch(measures.GaussianPotential())
     weights = number(1 / tokens, 1 - 1 / tokens)
     pair = [measures.Empirical(number(x, z).unsqueeze(-1), weights) for x in (0.0, STEP)]
-    made = [_at(kernel(mu), mu.points[0]) for mu in pair]
-    return float(_distance(made) / (STEP + STEP / tokens))
+    images = [_at(kernel(mu), mu.points[0]) for mu in pair]
+    return float(_distance(images) / (STEP + STEP / tokens))
 
 
 def _distance(pair: list[Empirical]) -> Tensor:
@@ -111,8 +111,8 @@ def _distance(pair: list[Empirical]) -> Tensor:
 
 def _at(kernel: measures.Kernel, x: Tensor) -> Empirical:
     """K(x, ·) for one x (d)."""
-    found = atoms(kernel.at(x.unsqueeze(0)))
-    return measures.Empirical(found.points.squeeze(0), found.weights.squeeze(0))
+    image = atoms(kernel.at(x.unsqueeze(0)))
+    return measures.Empirical(image.points.squeeze(0), image.weights.squeeze(0))
 
 
 def _loose_constant(evidence: Evidence) -> None:
@@ -212,8 +212,8 @@ def _origin_moved(code: Tensor) -> float:
     """W1 after over W1 before, the latter by hand, for a small step of the origin."""
     start = torch.zeros(1, code.shape[1], dtype=F64)
     end = start + STEP * torch.eye(1, code.shape[1], dtype=F64)
-    made = [measures.Empirical(_outputs(x, code)) for x in (start, end)]
-    return float(_distance(made) / (STEP / (len(code) + 1)))  # one of all tokens moved
+    images = [measures.Empirical(_outputs(x, code)) for x in (start, end)]
+    return float(_distance(images) / (STEP / (len(code) + 1)))  # one of all tokens moved
 
 
 def _check_codes(evidence: Evidence) -> None:
@@ -261,14 +261,14 @@ def _small(evidence: Evidence) -> None:
     best, errors = [], []
     # the smaller the set, the more starts end in a poor maximum
     for d, tokens, starts in _SMALL[: evidence.trials(2, len(_SMALL))]:
-        found = []
+        sums = []
         for generator in evidence.generators():
             for _ in range(starts):
                 x = _ascended(normal(generator, tokens, d), evidence.trials(40, 500))
-                found.append(_column_sums(x).max())
+                sums.append(_column_sums(x).max())
                 local = bounds.local_lipschitz(_outputs_of, x, norm=1).value
-                errors.append(found[-1] - local)
-        best.append(largest(found) / (2 * _printed_constant(d, tokens)))
+                errors.append(sums[-1] - local)
+        best.append(largest(sums) / (2 * _printed_constant(d, tokens)))
     evidence.below("small N and d, gradient ascent: quotient / bound", best, 1.0)
     evidence.above("the same, the best of each N and d: least", best, 0.25)
     evidence.below("column sums of the Jacobian − local_lipschitz in l1", largest(errors))
@@ -295,8 +295,8 @@ def _column_sums(x: Tensor) -> Tensor:
     eye = torch.eye(x.shape[1], dtype=F64)
     products = weights[..., None, None] * about.unsqueeze(-1) * apart.unsqueeze(-2)
     jacobian = weights[..., None, None] * eye - 2 * products  # (i, j, d, d)
-    own = torch.eye(len(x), dtype=F64)[..., None, None] * 2 * products.sum(1, keepdim=True)
-    return (jacobian + own).abs().sum((0, 2))
+    diagonal = torch.eye(len(x), dtype=F64)[..., None, None] * 2 * products.sum(1, keepdim=True)
+    return (jacobian + diagonal).abs().sum((0, 2))
 
 
 def _outputs_of(x: Tensor) -> Tensor:
@@ -336,13 +336,13 @@ def _by_lambert(tokens: int) -> float:
 )
 def order(evidence: Evidence) -> None:
     powers = [4, 8, 12, 15, 16, 20, 30, 50, 100, 200, 300]
-    found = {power: _two_places(10.0**power) for power in powers}
+    quotients = {power: _two_places(10.0**power) for power in powers}
     printed = {power: 2 * _printed_constant(1, 10.0**power) for power in powers}
-    evidence.printed_below("N = 10¹⁰⁰: quotient", found[100], printed[100])
-    evidence.near("N = 10¹⁰⁰: quotient / ln N", found[100] / math.log(1e100), 0.502, 1e-3)
-    half = [found[power] - 0.5 * math.log(10.0**power) for power in powers]
+    evidence.printed_below("N = 10¹⁰⁰: quotient", quotients[100], printed[100])
+    evidence.near("N = 10¹⁰⁰: quotient / ln N", quotients[100] / math.log(1e100), 0.502, 1e-3)
+    half = [quotients[power] - 0.5 * math.log(10.0**power) for power in powers]
     evidence.above("the quotient − (ln N)/2, least of 11 N from 10⁴ to 10³⁰⁰", half, 0.0)
-    exponent = math.log(found[300] / found[20]) / math.log(300 / 20)
+    exponent = math.log(quotients[300] / quotients[20]) / math.log(300 / 20)
     evidence.printed_near("its order as a power of ln N, 10²⁰ to 10³⁰⁰", exponent, 0.5, 0.1)
     evidence.near("the same", exponent, 1.0, 0.02)
     evidence.near(
@@ -350,7 +350,7 @@ def order(evidence: Evidence) -> None:
     )
     evidence.below("others at the best place: from N = 10¹⁵ times", _first(False), 2.4)
     evidence.counterexample = (
-        f"d = 1, N = 10¹⁰⁰, one token at 0 and the others near √(ln N): {found[100]:.1f} > "
+        f"d = 1, N = 10¹⁰⁰, one token at 0 and the others near √(ln N): {quotients[100]:.1f} > "
         f"{printed[100]:.1f}; the quotient is at least (ln N)/2 for each of the 11 N tried, "
         "10⁴ to 10³⁰⁰"
     )
@@ -360,7 +360,7 @@ def order(evidence: Evidence) -> None:
     )
     axis = [float(power) for power in powers]
     lines = {
-        "local quotient of one family": (axis, [found[power] for power in powers]),
+        "local quotient of one family": (axis, [quotients[power] for power in powers]),
         "printed bound": (axis, [printed[power] for power in powers]),
     }
     evidence.draw(Curves("Tokens at two places, d = 1", "log₁₀ N", "W1 / W1", lines))
@@ -371,7 +371,7 @@ def _first(plain: bool) -> float:
     low, high = 1e15, 1e16
     for _ in range(40):
         middle = math.sqrt(low * high)
-        found = _two_places(middle, math.log(middle) if plain else None)
-        over = found > 2 * _printed_constant(1, middle)
+        quotient = _two_places(middle, math.log(middle) if plain else None)
+        over = quotient > 2 * _printed_constant(1, middle)
         low, high = (low, middle) if over else (middle, high)
     return low / 1e15

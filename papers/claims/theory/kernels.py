@@ -32,14 +32,14 @@ from papers.claims.verdicts import Verdict
     Verdict.CONFIRMED,
 )
 def attention(evidence: Evidence) -> None:
-    scaled, summed, additive, own = [], [], [], []
+    scaled, summed, additive, of_itself = [], [], [], []
     for generator in evidence.generators():
         q, k, v = normal(generator, 1, 4, 3), normal(generator, 1, 6, 3), normal(generator, 1, 6, 2)
-        made = fl.attention(q, k, v, fl.Shannon())
-        scaled.append(made - nn.functional.scaled_dot_product_attention(q, k, v))
+        output = fl.attention(q, k, v, fl.Shannon())
+        scaled.append(output - nn.functional.scaled_dot_product_attention(q, k, v))
         mass = (q @ k.mT / math.sqrt(3)).exp()
         summed.append(
-            made
+            output
             - sum(mass[..., i, None] * v[..., i : i + 1, :] for i in range(6))
             / mass.sum(-1, keepdim=True)
         )
@@ -47,11 +47,11 @@ def attention(evidence: Evidence) -> None:
         weights = fl.solve(fl.scores.additive(q, k, direction), fl.Shannon()).weights
         scores = torch.stack([(q + k[:, i : i + 1]).tanh() @ direction for i in range(6)], -1)
         additive.append(weights @ v - attended(scores, v))
-        own.append(fl.attention(q, q, q) - attended(q @ q.mT / math.sqrt(3), q))
+        of_itself.append(fl.attention(q, q, q) - attended(q @ q.mT / math.sqrt(3), q))
     evidence.below("library − torch, scaled dot products", largest(scaled))
     evidence.below("library − the sum over keys", largest(summed))
     evidence.below("an additive similarity", largest(additive))
-    evidence.below("self-attention, Q = K = V", largest(own))
+    evidence.below("self-attention, Q = K = V", largest(of_itself))
     evidence.note(
         "as printed a lives on Q × V and the second softmax of (1) has the index j; Q × K and i"
     )
@@ -259,12 +259,12 @@ def bayes(evidence: Evidence) -> None:
         prior = (-0.5 * ((grid - 0.4) / 1.3).square()).exp()
         nu = measures.Empirical.of_masses(grid.unsqueeze(-1), prior)
         likelihood = measures.GaussianPotential(2 * noise**2)
-        found = atoms(measures.Softmatch(likelihood)(nu).at(q.unsqueeze(-1)))
+        image = atoms(measures.Softmatch(likelihood)(nu).at(q.unsqueeze(-1)))
         joint = (-0.5 * ((q.unsqueeze(-1) - grid) / noise).square()).exp() * prior
         posterior = joint / joint.sum(-1, keepdim=True)
-        rule.append(found.weights - posterior)
+        rule.append(image.weights - posterior)
         precision = 1 / noise**2 + 1 / 1.3**2
-        conjugate.append(found.mean[:, 0] - (q / noise**2 + 0.4 / 1.3**2) / precision)
+        conjugate.append(image.mean[:, 0] - (q / noise**2 + 0.4 / 1.3**2) / precision)
         kernel = measures.AttentionKernel(likelihood, torch.tanh)(nu)
         values.append(kernel.at(q.unsqueeze(-1)).mean[:, 0] - posterior @ grid.tanh())
     evidence.below("Ψ_G(ν) − prior times likelihood, normalised", largest(rule))
@@ -321,14 +321,14 @@ def heads(evidence: Evidence) -> None:
             for q, k, v in zip(queries, keys, values, strict=True)
         ]
         mu = measures.Empirical(x)
-        made = (mu @ measures.MultiHeadKernel(parts, list(out))(mu)).points
+        output = (mu @ measures.MultiHeadKernel(parts, list(out))(mu)).points
         asked, known, given = (x @ w.mT for w in (queries, keys, values))
         joined = [
             torch.cat(list(attended(asked @ known.mT / math.sqrt(size), given)), -1)
             @ torch.cat(list(out), -1).mT
             for size in (2, 6)
         ]
-        kernel.append(made - joined[0])
+        kernel.append(output - joined[0])
         rooted.append((joined[1] - joined[0]).abs().amax())
         torchs.append(_of_module(generator, x))
         square = normal(generator, 6, 6)
@@ -352,9 +352,9 @@ def _of_module(generator: torch.Generator, x: Tensor) -> Tensor:
     _randomise(module, generator)
     mu = measures.Empirical(x)
     with torch.no_grad():
-        made = (mu @ measures.MultiHeadKernel.from_module(module)(mu)).points
+        output = (mu @ measures.MultiHeadKernel.from_module(module)(mu)).points
         whole: Tensor = module(x[None], x[None], x[None])[0][0]
-    return made - whole
+    return output - whole
 
 
 def _layer(evidence: Evidence) -> None:
@@ -369,10 +369,10 @@ def _layer(evidence: Evidence) -> None:
             bare = measures.TransformerKernel.from_layer(layer, residual=False, norm=False)
             whole = measures.TransformerKernel.from_layer(layer)
             attended_to = layer.self_attn(x[None], x[None], x[None])[0][0]
-            made = (mu @ bare(mu)).points
-            plain.append(made - layer.linear2(layer.linear1(attended_to).relu()))
+            output = (mu @ bare(mu)).points
+            plain.append(output - layer.linear2(layer.linear1(attended_to).relu()))
             full.append((mu @ whole(mu)).points - layer(x[None])[0])
-            apart.append((made - layer(x[None])[0]).abs().amax())
+            apart.append((output - layer(x[None])[0]).abs().amax())
     evidence.below("T = A F − feed-forward after attention (Eq. 3 and 5)", largest(plain))
     evidence.below("with residuals and layer norms − torch's encoder layer", largest(full))
     evidence.above(

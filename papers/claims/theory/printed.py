@@ -86,9 +86,9 @@ class GaussianTrials(Trials):
         x, y = state
         kernel = Softmatch(GaussianPotential(1.0))
         one, other = Empirical(x), Empirical(y)
-        made = [_first(kernel(m).at(m.points[..., :1, :])) for m in (one, other)]
+        images = [_first(kernel(m).at(m.points[..., :1, :])) for m in (one, other)]
         apart = (x[..., 0, :] - y[..., 0, :]).abs().sum(-1) + wasserstein1(one, other)
-        moved = wasserstein1(made[0], made[1])
+        moved = wasserstein1(images[0], images[1])
         return torch.where(apart > 0, moved / torch.where(apart > 0, apart, 1.0), 0.0)
 
 
@@ -106,7 +106,7 @@ def refute(
     The strongest attack where the budget of trials is used up without.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    found = {}
+    best_trials = {}
     makers = (printed_measure, printed_attention, printed_neighbourhood, None)
     for make in makers:
         left, best = budget, None
@@ -117,8 +117,8 @@ def refute(
             if best is None or tried.ratio > best[1].ratio:
                 best = (words, tried)
         assert best is not None
-        found[bound.name] = best
-    return found
+        best_trials[bound.name] = best
+    return best_trials
 
 
 def _setting(make: object, generator: torch.Generator) -> tuple[Bound, str]:

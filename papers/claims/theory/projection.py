@@ -40,7 +40,7 @@ class _Problem:
     nu: Empirical
     seen: Tensor
     aim: Tensor
-    found: MaximumEntropy
+    projection: MaximumEntropy
     allowed: Tensor
 
     @classmethod
@@ -49,19 +49,19 @@ class _Problem:
         nu, x = measure(generator, 8, 2), normal(generator, 2)
         seen = torch.stack([nu.points @ x, (nu.points - x).abs().sum(-1)], -1)
         aim = shares(generator, 8) @ seen
-        found = measures.maximum_entropy(nu, seen, aim)
+        projection = measures.maximum_entropy(nu, seen, aim)
         # directions that change neither the mass nor the moments, up to where a weight is zero
         fixed = torch.cat([torch.ones(8, 1, dtype=F64), seen], -1).mT
         free = torch.linalg.svd(fixed).Vh[3:]
         way = normal(generator, count, 5) @ free
-        best = found.measure.weights
+        best = projection.measure.weights
         room = torch.where(way < 0, best / -way, math.inf).amin(-1, keepdim=True)
         share = torch.rand(count, 1, generator=generator, dtype=F64)
-        return cls(nu, seen, aim, found, (best + share * room * way).clamp_min(0))
+        return cls(nu, seen, aim, projection, (best + share * room * way).clamp_min(0))
 
     def entropies(self) -> tuple[Tensor, Tensor]:
         """−KL(μ* | ν), and −KL(γ | ν) of the others."""
-        return -_kl(self.found.measure.weights, self.nu.weights), -_kl(
+        return -_kl(self.projection.measure.weights, self.nu.weights), -_kl(
             self.allowed, self.nu.weights
         )
 
@@ -80,15 +80,15 @@ def maximum_entropy(evidence: Evidence) -> None:
     pythagoras, better, form, met, multiplier = [], [], [], [], []
     for generator in evidence.generators():
         problem = _Problem.draw(generator, evidence.trials(4_000, 40_000))
-        nu, found = problem.nu, problem.found
+        nu, projection = problem.nu, problem.projection
         best, others = problem.entropies()
-        weights = found.measure.weights
+        weights = projection.measure.weights
         pythagoras.append(_kl(problem.allowed, weights) + others - best)
         better.append(others - best)
-        tilted = measures.boltzmann_gibbs(problem.seen @ found.multiplier, nu)
+        tilted = measures.boltzmann_gibbs(problem.seen @ projection.multiplier, nu)
         form.append(tilted.weights - weights)
         met.append(weights @ problem.seen - problem.aim)
-        multiplier.append(found.multiplier - _multiplier(problem))
+        multiplier.append(projection.multiplier - _multiplier(problem))
     evidence.below("KL(γ | ν) − KL(γ | μ*) − KL(μ* | ν), Pythagoras", largest(pythagoras))
     evidence.below("largest gain of any other measure tried", torch.stack(better).max(), SLACK)
     evidence.below("μ* − Ψ_{exp⟨λ,k⟩}(ν)", largest(form))
@@ -127,18 +127,22 @@ def without_multiplier(evidence: Evidence) -> None:
     lowest = float(measures.boltzmann_gibbs(-700 * number(0, 1), coin).mean)
     evidence.printed_below("f = 0: mean of Ψ_{exp(λy)}(ν) at λ = −700", lowest, 0.0)
     means = number(0.1, 1e-3, 1e-6, 0.0, -0.1).unsqueeze(-1)
-    found = measures.maximum_entropy(coin, lambda y: y, means, max_steps=30)
+    projections = measures.maximum_entropy(coin, lambda y: y, means, max_steps=30)
     ok, none = fl.Status.OK.value, fl.Status.INFEASIBLE.value
-    codes = [float(code) for code in found.status]
+    codes = [float(code) for code in projections.status]
     evidence.printed_below("f = 0: status of the search for λ (0 is found)", codes[3], ok)
     evidence.near("f = −0.1: status, no measure at all", codes[4], none, 0)
     evidence.below("f = 0.1, 1e-3, 1e-6: status", [abs(code - ok) for code in codes[:3]], 0)
     exact = (means / (1 - means)).log()[:3]
     evidence.below(
-        "f = 0.1, 1e-3, 1e-6: λ − log(f / (1 − f))", largest([found.multiplier[:3] - exact]), 1e-8
+        "f = 0.1, 1e-3, 1e-6: λ − log(f / (1 − f))",
+        largest([projections.multiplier[:3] - exact]),
+        1e-8,
     )
     for place, value in enumerate((-2.2, -6.9, -13.8)):
-        evidence.near(f"λ at f = {float(means[place]):g}", found.multiplier[place], value, 0.05)
+        evidence.near(
+            f"λ at f = {float(means[place]):g}", projections.multiplier[place], value, 0.05
+        )
     optimum = measures.Dirac(number(0)).kl(coin)
     evidence.near("f = 0: the best measure is δ_0, at KL = log 2", optimum, math.log(2), 1e-12)
     _not_closed(evidence)
@@ -167,7 +171,7 @@ def information_projection(evidence: Evidence) -> None:
         problem = _Problem.draw(generator, 500)
         best, others = problem.entropies()
         gains.append(best - others)
-        divergence.append(problem.found.divergence + best)
+        divergence.append(problem.projection.divergence + best)
     evidence.printed_below(
         "called a minimisation: H(μ*) − H(γ), largest", torch.stack(gains).max(), 0.0
     )
@@ -187,9 +191,9 @@ def moment_projection(evidence: Evidence) -> None:
     generators = list(evidence.generators())
     base, mu = shares(generators[0], 25), torch.stack([shares(g, 25) for g in generators])
     onto = measures.MomentProjection(_powers, measures.GridFamily(grid, base))
-    found = atoms(onto(measures.Empirical(grid, mu))).weights
+    projections = atoms(onto(measures.Empirical(grid, mu))).weights
     searched, pythagoras, slips, apart = [], [], [], []
-    for generator, law, projected in zip(generators, mu, found, strict=True):
+    for generator, law, projected in zip(generators, mu, projections, strict=True):
         best, theta = _natural(base, features, law), normal(generator, 2) / 2
         searched.append(projected - _member(base, features, best))
         member = _member(base, features, theta)
@@ -235,8 +239,8 @@ def _natural(base: Tensor, features: Tensor, law: Tensor) -> Tensor:
         mass = given * np.exp(f @ theta)
         return float(np.log(mass.sum()) - theta @ mean), (mass / mass.sum()) @ f - mean
 
-    found = minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-11})
-    return torch.from_numpy(found.x)
+    minimum = minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-11})
+    return torch.from_numpy(minimum.x)
 
 
 @claim(
@@ -251,10 +255,10 @@ def smoothed_projection(evidence: Evidence) -> None:
         mean = float(atoms(measures.MomentProjection()(mu)).points)
         for sigma in (1.0, 0.3, 0.1):
             curve = _Smoothed(mu, sigma)
-            found = minimize_scalar(
+            minimum = minimize_scalar(
                 curve, bounds=(mean - 2, mean + 2.5), method="bounded", options={"xatol": 1e-10}
             )
-            errors.append(number(found.x - mean))
+            errors.append(number(minimum.x - mean))
         dirac = measures.Dirac(mu.mean)
         narrow = measures.GaussianMeasure(mu.mean, 1e-8 * torch.eye(1, dtype=F64)).quadrature(40)
         distances.append(measures.wasserstein1(narrow, dirac))

@@ -54,8 +54,8 @@ def ellipse(generator: torch.Generator, low: float, high: float) -> Tensor:
     angle, *values = (float(x) for x in torch.rand(3, generator=generator, dtype=torch.float64))
     x, y = math.cos(math.pi * angle), math.sin(math.pi * angle)
     axes = torch.tensor([[x, -y], [y, x]], dtype=torch.float64)
-    own = torch.tensor([low + (high - low) * value for value in values], dtype=torch.float64)
-    return axes @ own.diag() @ axes.T
+    lengths = torch.tensor([low + (high - low) * value for value in values], dtype=torch.float64)
+    return axes @ lengths.diag() @ axes.T
 
 
 def inside(shape: Tensor, nodes: int = 60) -> tuple[Tensor, Tensor]:

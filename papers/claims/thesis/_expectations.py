@@ -95,16 +95,16 @@ def on_a_line(generator: torch.Generator) -> tuple[list[float], list[float]]:
     moments = closed_moments((-shift - reach) / deviation, (-shift + reach) / deviation)
     powers = (shift**2, 2 * shift * deviation, deviation**2)
     density = [(level if k == 0 else 0.0) - power / (2 * scale) for k, power in enumerate(powers)]
-    made = [
+    closed = [
         sum(x * moments[k] for k, x in enumerate(density)),
         sum(x * moments[k + 1] for k, x in enumerate(density)) / deviation,
     ]
     at = torch.tensor([[centre]], dtype=torch.float64, requires_grad=True)
     function = fc.GaussianBasis(at, torch.tensor([[deviation**2]], dtype=torch.float64))
-    own = at.detach().new_tensor([mean]), at.detach().new_tensor([[scale]])
-    value = fc.Paraboloid(*own).expect(function, TOLERANCE)
+    shape = at.detach().new_tensor([mean]), at.detach().new_tensor([[scale]])
+    value = fc.Paraboloid(*shape).expect(function, TOLERANCE)
     (slope,) = torch.autograd.grad(value.sum(), at)
-    return made, [float(value.detach()), float(slope)]
+    return closed, [float(value.detach()), float(slope)]
 
 
 def affine(generator: torch.Generator, d: int, r: int) -> tuple[Tensor, ...]:
@@ -125,7 +125,7 @@ def of_square(generator: torch.Generator) -> tuple[float, float]:
     u = uniform(generator, -1, 1, 6, 2)
     true = fc.Gaussian(m, s).prob(u @ a.T + b)
     inverse = torch.linalg.inv(a)
-    made = normal(u, inverse @ (m - b), inverse @ s @ inverse.T)
+    density = normal(u, inverse @ (m - b), inverse @ s @ inverse.T)
     det = torch.linalg.det(a)
-    right, wrong = (float((made / x / true - 1).abs().max()) for x in (det.abs(), det))
+    right, wrong = (float((density / x / true - 1).abs().max()) for x in (det.abs(), det))
     return right, wrong

@@ -27,16 +27,16 @@ class Modes(NamedTuple):
 
     @staticmethod
     def of(mixture: fc.Mixture) -> Modes:
-        own = mixture.components
-        return Modes(mixture.mixing, own.mean, own.covariance_matrix)
+        components = mixture.components
+        return Modes(mixture.mixing, components.mean, components.covariance_matrix)
 
-    def made(self) -> fc.Mixture:
+    def mixture(self) -> fc.Mixture:
         return fc.Mixture(self.mixing, fc.Gaussian(self.mean, self.covariance))
 
     def each(self, points: Tensor) -> Tensor:
         """mixing_k N(x; mean_k, covariance_k) at points (..., d). (..., K)"""
-        found = [normal(points, m, c) for m, c in zip(self.mean, self.covariance, strict=True)]
-        return self.mixing * torch.stack(found, -1)
+        densities = [normal(points, m, c) for m, c in zip(self.mean, self.covariance, strict=True)]
+        return self.mixing * torch.stack(densities, -1)
 
     def log_likelihood(self, weights: Tensor, points: Tensor) -> Tensor:
         """sum_n w_n ln sum_k mixing_k N(x_n; ...) (5.16), and (5.6) where all weights are one."""

@@ -30,8 +30,8 @@ def definite(generator: Generator, d: int, *batch: int) -> Tensor:
     """Random axes, eigenvalues between 0.3 and 1.5. (..., d, d)"""
     axes: Tensor = torch.linalg.qr(normal(generator, *batch, d, d)).Q
     values = 0.3 + 1.2 * uniform(generator, *batch, d)
-    made = (axes * values.unsqueeze(-2)) @ axes.mT
-    return (made + made.mT) / 2
+    matrix = (axes * values.unsqueeze(-2)) @ axes.mT
+    return (matrix + matrix.mT) / 2
 
 
 def distributions(generator: Generator, *shape: int, floor: float = 0.0) -> Tensor:

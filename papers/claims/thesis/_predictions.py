@@ -204,9 +204,9 @@ def normalisers(generator: Generator) -> Errors:
     scores, closed, bisected = 1.5 * normal(generator, 7), [], []
     for alpha in ALPHAS:
         solution = fl.solve(scores, fl.Tsallis(alpha))
-        on, found = solution.support, normaliser(scores, alpha)
-        closed.append(closed_normaliser(solution.weights[on], scores[on], alpha) - found)
-        bisected.append(found - simplex_map(scores, alpha)[1])
+        on, offset = solution.support, normaliser(scores, alpha)
+        closed.append(closed_normaliser(solution.weights[on], scores[on], alpha) - offset)
+        bisected.append(offset - simplex_map(scores, alpha)[1])
     # A = LSE - (α-1)/2 E_p[log² p] + O((α-1)²)
     alpha, soft = 1 + 1e-5, torch.softmax(scores, -1)
     near = closed_normaliser(fl.solve(scores, fl.Tsallis(alpha)).weights, scores, alpha)

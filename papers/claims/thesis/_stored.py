@@ -19,15 +19,15 @@ def note_accuracies(evidence: Evidence) -> None:
     from papers.experiments.tables import by_seed
     from papers.experiments.vqa import tables
 
-    for data, own in _by_data(documents).items():
+    for data, of_data in _by_data(documents).items():
         parts = []
-        for attention, name in tables.names(own).items():
-            values = by_seed(own, tables.score("accuracy"), attention=attention)
+        for attention, name in tables.names(of_data).items():
+            values = by_seed(of_data, tables.score("accuracy"), attention=attention)
             if values:
                 text = estimate(list(values.values())).text()
                 parts.append(f"{name} {text} ({_seeds(len(values))})")
         evidence.note(f"{data}, accuracy in per cent by `{COMMAND}`: {'; '.join(parts)}.")
-        evidence.note(f"{data}: {tables.verdict(own, data)}")
+        evidence.note(f"{data}: {tables.verdict(of_data, data)}")
 
 
 def note_modes(evidence: Evidence) -> None:
@@ -37,8 +37,8 @@ def note_modes(evidence: Evidence) -> None:
         return
     from papers.experiments.vqa import tables
 
-    for data, own in _by_data(documents).items():
-        for listing in tables.of_data(own, data):
+    for data, of_data in _by_data(documents).items():
+        for listing in tables.of_data(of_data, data):
             if "Table 6.4" in listing.title:
                 rows = "; ".join(
                     f"N = {row[0]}, λ = {row[1]}: {', '.join(row[2:])}" for row in listing.rows
@@ -63,10 +63,10 @@ def _stored(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def _by_data(documents: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_data: dict[str, list[dict[str, Any]]] = {}
     for document in documents:
-        found.setdefault(document["settings"]["data"], []).append(document)
-    return found
+        by_data.setdefault(document["settings"]["data"], []).append(document)
+    return by_data
 
 
 def _seeds(count: int) -> str:

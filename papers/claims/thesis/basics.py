@@ -67,8 +67,8 @@ def linear_and_hidden(evidence: Evidence) -> None:
 def _affine(generator: Generator) -> tuple[Tensor]:
     x, w, b = normal(generator, 5, 3), normal(generator, 3), normal(generator, 1)
     by_hand = [sum(float(a) * float(c) for a, c in zip(row, w, strict=True)) for row in x]
-    made = measures.Affine(w.unsqueeze(0), b)(x).squeeze(-1)
-    return (made - torch.tensor(by_hand, dtype=torch.float64) - b,)
+    image = measures.Affine(w.unsqueeze(0), b)(x).squeeze(-1)
+    return (image - torch.tensor(by_hand, dtype=torch.float64) - b,)
 
 
 def _square(one: Tensor, other: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def scaled_dot_product(evidence: Evidence) -> None:
 
 def _attended(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = normal(generator, 5, 4), normal(generator, 7, 4), normal(generator, 7, 3)
-    found = fl.attention(query[None], key[None], value[None]).squeeze(0)
+    output = fl.attention(query[None], key[None], value[None]).squeeze(0)
     reference = torch.nn.functional.scaled_dot_product_attention(
         query[None], key[None], value[None]
     )
@@ -127,7 +127,7 @@ def _attended(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
     context = [sum(w * h for w, h in zip(row / row.sum(), key, strict=True)) for row in raised]
     alike = fl.attention(query[None], key[None], key[None]).squeeze(0)
     by_hand = raised @ value / raised.sum(-1, keepdim=True)
-    return found - reference.squeeze(0), found - by_hand, alike - torch.stack(context)
+    return output - reference.squeeze(0), output - by_hand, alike - torch.stack(context)
 
 
 @claim(
@@ -161,11 +161,11 @@ def _heads(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
         )
         heads.append(torch.softmax(q @ k.mT / math.sqrt(size), -1) @ v)
     expected = torch.cat(heads, -1) @ state["out_proj.weight"].mT + state["out_proj.bias"]
-    found = layer(query, key, value)[0]
+    output = layer(query, key, value)[0]
     mu = measures.Empirical(query)
     moved = (mu @ measures.MultiHeadKernel.from_module(reference.eval())(mu)).points
-    own = layer(query, query, query)[0]
-    return found - expected, found - reference(query, key, value)[0], moved - own
+    of_itself = layer(query, query, query)[0]
+    return output - expected, output - reference(query, key, value)[0], moved - of_itself
 
 
 @claim(

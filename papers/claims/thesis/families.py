@@ -15,7 +15,7 @@ import fenchel as fl
 from fenchel import continuous as fc
 from papers.claims.evidence import DIFFERENCES, Curves, Evidence, Fields
 from papers.claims.ledger import claim
-from papers.claims.thesis import _predictions as made
+from papers.claims.thesis import _predictions as predictions
 from papers.claims.thesis._numbers import (
     EXACT,
     definite,
@@ -43,12 +43,12 @@ from papers.claims.verdicts import Verdict
 )
 def regularised_prediction(evidence: Evidence) -> None:
     count = evidence.trials(1_000, 20_000)
-    value, weights = worst(evidence, made.predicted)
+    value, weights = worst(evidence, predictions.predicted)
     evidence.below("the maximum that is attained against <θ, p> - Ω(p) of p by bisection", value)
     evidence.below("the weights against softmax, and against bisection", weights)
     evidence.above(
         f"by how much {count} random points a seed miss the maximum, at least",
-        least(evidence, partial(made.missed, count=count)),
+        least(evidence, partial(predictions.missed, count=count)),
         -1e-12,
     )
     cold = fl.solve(torch.tensor([1.0, 0.3, -0.2], dtype=EXACT), fl.Shannon(0.01)).weights
@@ -62,20 +62,20 @@ def regularised_prediction(evidence: Evidence) -> None:
 )
 def prediction_over_densities(evidence: Evidence) -> None:
     counts = [101, 401, 1601, 3201]
-    found = [worst(evidence, partial(made.on_a_grid, count=count)) for count in counts]
-    evidence.below("map on 3201 cells against the density, α = 4/3, 3/2, 2", found[-1][0], 1e-5)
+    by_count = [worst(evidence, partial(predictions.on_a_grid, count=count)) for count in counts]
+    evidence.below("map on 3201 cells against the density, α = 4/3, 3/2, 2", by_count[-1][0], 1e-5)
     # a cell at the border is off by at most h |p'| / 2, the others by h p'' / 24
-    evidence.below("the same for α = 2, in units of h²/σ²", found[-1][1], 0.55)
-    (gaussian,) = worst(evidence, made.gaussian_on_a_grid)
+    evidence.below("the same for α = 2, in units of h²/σ²", by_count[-1][1], 0.55)
+    (gaussian,) = worst(evidence, predictions.gaussian_on_a_grid)
     evidence.below("α = 1 against the Gaussian", gaussian)
-    (value,) = worst(evidence, made.attained)
+    (value,) = worst(evidence, predictions.attained)
     evidence.below("objective of the parabola against quadrature", value)
     evidence.above(
         "objective of the parabola less that of a Gaussian, less |p - q|²/2, at least",
-        least(evidence, made.above_gaussians),
+        least(evidence, predictions.above_gaussians),
         -1e-12,
     )
-    errors = [float(each[0]) for each in found]
+    errors = [float(each[0]) for each in by_count]
     square = [errors[0] * (counts[0] / count) ** 2 for count in counts]
     lines = {"largest of five seeds": (counts, errors), "order 2": (counts, square)}
     evidence.draw(Curves("The map on n cells against the density", "n", "error", lines, "xy"))
@@ -90,8 +90,8 @@ def prediction_over_densities(evidence: Evidence) -> None:
     Verdict.CONFIRMED,
 )
 def deformed_exponential(evidence: Evidence) -> None:
-    (apart,) = worst(evidence, made.logarithms)
-    inverse, other, near = worst(evidence, made.inverses)
+    (apart,) = worst(evidence, predictions.logarithms)
+    inverse, other, near = worst(evidence, predictions.inverses)
     evidence.below("exp_b(log_b(x)) against x, b = -1, 0, .3, .5, 1, 1.5", inverse)
     evidence.below("log_b(exp_b(u)) against u where 1 + (1-b)u > 0", other)
     evidence.below("|exp_b - exp| and |log_b - log| at b = 1 - 1e-6, |u| ≤ 2", near, 2e-5)
@@ -107,8 +107,8 @@ def deformed_exponential(evidence: Evidence) -> None:
     Verdict.CONFIRMED,
 )
 def tsallis_negentropy(evidence: Evidence) -> None:
-    discrete, limit, gini = worst(evidence, made.negentropies)
-    (continuous,) = worst(evidence, made.density_entropies)
+    discrete, limit, gini = worst(evidence, predictions.negentropies)
+    (continuous,) = worst(evidence, predictions.density_entropies)
     evidence.below("Ω_α of a solution against the formula, α = 1, 1.1, .., 3", discrete)
     evidence.below("Ω_α of a density against quadrature, α = 4/3, 3/2, 2, 3", continuous)
     evidence.below("|Ω at α = 1 + 1e-6 less Shannon's|", limit, 1e-4)
@@ -122,7 +122,7 @@ def tsallis_negentropy(evidence: Evidence) -> None:
 
 @claim("F-E3.6", "p = exp_{2-α}(f - A) with the A of mass one", Verdict.CONFIRMED)
 def deformed_exponential_form(evidence: Evidence) -> None:
-    solved, mapped, line = worst(evidence, made.forms)
+    solved, mapped, line = worst(evidence, predictions.forms)
     evidence.below("solve against bisection of Σ exp_{2-α}(f - A) = 1, α = 1.1 .. 3", solved)
     evidence.below("entmax against the same", mapped)
     evidence.below("densities: log_{2-α} p - f is one number on the support", line)
@@ -141,13 +141,13 @@ def deformed_exponential_form(evidence: Evidence) -> None:
     Verdict.CONFIRMED,
 )
 def normaliser(evidence: Evidence) -> None:
-    closed, bisected, slope = worst(evidence, made.normalisers)
+    closed, bisected, slope = worst(evidence, predictions.normalisers)
     evidence.below("closed form against the threshold + 1/(α-1), α = 1.1 .. 3", closed)
     evidence.below("threshold + 1/(α-1) against bisection", bisected)
     evidence.below("(LSE - A)/(α-1) at α = 1 + 1e-5 against E_p[log² p]/2, relative", slope, 1e-3)
     far = torch.tensor([1.0, 0.5, -9.0], dtype=EXACT)
     weights = fl.solve(far, fl.Tsallis(2.0)).weights
-    wrong = made.closed_normaliser(weights, far, 2.0) - made.normaliser(far, 2.0)
+    wrong = predictions.closed_normaliser(weights, far, 2.0) - predictions.normaliser(far, 2.0)
     evidence.near(
         "off by, if α = 2, f = (1, .5, -9) counts the key without weight", wrong, -37 / 12, 1e-10
     )
@@ -157,7 +157,7 @@ def normaliser(evidence: Evidence) -> None:
     "F-E3.8", "∇A is the mean under the escort p^{2-α}; A is convex for α ≤ 2", Verdict.CORRECTED
 )
 def normaliser_gradient(evidence: Evidence) -> None:
-    first, second = worst(evidence, made.normaliser_derivatives)
+    first, second = worst(evidence, predictions.normaliser_derivatives)
     evidence.below("∂A/∂f by differences against the escort, α = 1.3 .. 3", first, DIFFERENCES)
     evidence.below(
         "A'' by differences against (2-α) Σ p^{3-2α}(φ - E)² / Σ p^{2-α}, relative",
@@ -166,21 +166,21 @@ def normaliser_gradient(evidence: Evidence) -> None:
     )
     count = evidence.trials(600, 3_000)
     for alpha in (1.2, 1.5, 2.0):
-        bulge = least(evidence, partial(made.bulge, alpha=alpha, count=count))
+        bulge = least(evidence, partial(predictions.bulge, alpha=alpha, count=count))
         evidence.above(
             f"convex, {count} midpoints a seed: α = {alpha:g}, by at least", bulge, -1e-12
         )
     line = torch.linspace(-0.5, 0.5, 41, dtype=EXACT)
     pairs = torch.stack([line, torch.zeros_like(line)], -1)
-    found = made.normaliser(pairs, 3.0)
+    offsets = predictions.normaliser(pairs, 3.0)
     parabola = 0.5 - (1 - 2 * line) ** 2 / 8
-    evidence.below("α = 3, f = (x, 0): A against 1/2 - (1 - 2x)²/8", (found - parabola).abs())
-    above = found[20] - (found[0] + found[-1]) / 2
+    evidence.below("α = 3, f = (x, 0): A against 1/2 - (1 - 2x)²/8", (offsets - parabola).abs())
+    above = offsets[20] - (offsets[0] + offsets[-1]) / 2
     evidence.near("there A(0) - (A(½) + A(-½))/2", above, 0.125, 1e-10)
     evidence.printed_below("convex for every α > 0: the same, α = 3", above, 1e-12)
     evidence.correction = "A is convex for α ≤ 2 alone; for α = 3 and f = (x, 0) it is concave"
     lines = {
-        f"α = {alpha:g}": (line.tolist(), made.normaliser(pairs, alpha).tolist())
+        f"α = {alpha:g}": (line.tolist(), predictions.normaliser(pairs, alpha).tolist())
         for alpha in (1.5, 2.0, 3.0)
     }
     evidence.draw(Curves("The normaliser along f = (x, 0)", "x", "A", lines))
@@ -192,7 +192,7 @@ def normaliser_gradient(evidence: Evidence) -> None:
     Verdict.CONFIRMED,
 )
 def escort_distribution(evidence: Evidence) -> None:
-    formula, total, same, even = worst(evidence, made.escorts)
+    formula, total, same, even = worst(evidence, predictions.escorts)
     evidence.below("escort of a solution against p^{2-α} / Σ p^{2-α} on the support", formula)
     evidence.below("its sum less 1", total)
     evidence.below("b = 1 (α = 1): against p", same)
@@ -282,9 +282,9 @@ def _clipped(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
     top = float(scores.max())
     root = brentq(lambda x: float((scores - x).clamp_min(0).sum()) - 1, top - 1, top, xtol=1e-15)
     on = solution.support
-    found = made.closed_normaliser(solution.weights[on], scores[on], 2.0)
+    offset = predictions.closed_normaliser(solution.weights[on], scores[on], 2.0)
     expected = (scores - root).clamp_min(0)
-    return solution.weights - expected, solution.threshold - root, found - (root + 1)
+    return solution.weights - expected, solution.threshold - root, offset - (root + 1)
 
 
 @claim(

@@ -50,9 +50,9 @@ def _pairs(evidence: Evidence) -> list[Pair]:
     return [Pair.draw(generator) for generator in evidence.generators()]
 
 
-def _off(found: list[Tensor], true: list[Tensor]) -> float:
+def _off(computed: list[Tensor], true: list[Tensor]) -> float:
     """The largest difference of any entry, NaN if one is."""
-    return largest((one - other).abs() for one, other in zip(found, true, strict=True))
+    return largest((one - other).abs() for one, other in zip(computed, true, strict=True))
 
 
 # ---- the forward pass
@@ -127,8 +127,8 @@ def along_a_ray(evidence: Evidence) -> None:
         true = fc.Gaussian(*pair.on_disc()).prob(a.unsqueeze(1) * r.unsqueeze(1))
         rays = pair.rays(angles)
         sigma, r0 = rays.sigma.unsqueeze(1), rays.r0.unsqueeze(1)
-        made = rays.s.unsqueeze(1) * standard_normal((r - r0) / sigma) / sigma
-        errors.append((made - true).abs().max())
+        along = rays.s.unsqueeze(1) * standard_normal((r - r0) / sigma) / sigma
+        errors.append((along - true).abs().max())
         rays = pair.rays(circle(200))
         r_, _, dr = rays.along()
         totals.append(pair.level * around(rays, (dr * (1 - r_**2)).sum(-1)) - expected(pair))
@@ -156,9 +156,9 @@ def truncated_moments(evidence: Evidence) -> None:
                 epsabs=1e-13,
             )
             by_quad.append(abs(closed[k] - true))
-        made, true_pair = on_a_line(generator)
-        values.append(abs(made[0] - true_pair[0]))
-        slopes.append(abs(made[1] - true_pair[1]))
+        formulas, true_pair = on_a_line(generator)
+        values.append(abs(formulas[0] - true_pair[0]))
+        slopes.append(abs(formulas[1] - true_pair[1]))
     evidence.below("closed forms − quadrature, k = 0..3", by_quad)
     evidence.below("library's E[ψ] on a line − moments 0..2", values)
     evidence.below("its derivative in ψ's centre − moments 0..3", slopes)
@@ -168,7 +168,7 @@ def truncated_moments(evidence: Evidence) -> None:
 def closed_forward(evidence: Evidence) -> None:
     from scipy.integrate import quad
 
-    own, library = [], []
+    formulas, library = [], []
     for generator in evidence.generators():
         r0, sigma = uniform(generator, -0.5, 1.5, 4), uniform(generator, 0.1, 1.5, 4)
         none = torch.zeros(2, dtype=torch.float64)
@@ -176,8 +176,8 @@ def closed_forward(evidence: Evidence) -> None:
         library.append((integrals_methods.radial(r0, sigma, torch) - closed).abs().max())
         for value, at, size in zip(closed.tolist(), r0.tolist(), sigma.tolist(), strict=True):
             true, _ = quad(_radial_integrand(at, size), 0, 1, epsabs=1e-13)
-            own.append(abs(value - true))
-    evidence.below("closed form − quadrature, 20 draws", own)
+            formulas.append(abs(value - true))
+    evidence.below("closed form − quadrature, 20 draws", formulas)
     evidence.below("library's integral over the radius − closed form", torch.stack(library))
 
 
@@ -188,15 +188,15 @@ def _radial_integrand(r0: float, sigma: float) -> Callable[[float], float]:
 
 @claim("F-A.23", "E_TP[ψ_j] = c ∫₀^2π s̃(θ) F(θ) dθ", Verdict.CONFIRMED)
 def single_integral(evidence: Evidence) -> None:
-    made, plane, values = [], [], []
+    around_rays, plane, values = [], [], []
     for pair in [*_pairs(evidence), _WIDE]:
         rays = pair.rays(circle(400))
-        made.append(pair.level * around(rays, rays.forward()))
+        around_rays.append(pair.level * around(rays, rays.forward()))
         t, w = pair.on_support(100)
         plane.append((w * pair.density(t) * pair.psi(t)).sum())
         values.append(expected(pair))
-    evidence.below("c ∫ s̃ F dθ − library", _off(made, values))
-    evidence.below("c ∫ s̃ F dθ − quadrature over the ellipse", _off(made, plane))
+    evidence.below("c ∫ s̃ F dθ − library", _off(around_rays, values))
+    evidence.below("c ∫ s̃ F dθ − quadrature over the ellipse", _off(around_rays, plane))
     angles = circle(60)
     lines = {}
     for name, pair in (("about as wide", _pairs(evidence)[0]), ("S_j = 0.001 I", _WIDE)):
@@ -242,20 +242,20 @@ def jacobian(evidence: Evidence) -> None:
     Verdict.CONFIRMED,
 )
 def covariances(evidence: Evidence) -> None:
-    made, closed, true, moved = [], [], [], []
+    right_hand, closed, true, moved = [], [], [], []
     for pair, generator in zip(_pairs(evidence), evidence.generators(), strict=True):
         zeroth, first, second = by_quadrature(pair)
-        own = [
+        derivatives = [
             first - pair.mean * zeroth,
             second - (pair.mean.outer(pair.mean) + pair.scale / pair.area) * zeroth,
         ]
-        closed += own
-        made += escort_covariances(pair, 0)
+        closed += derivatives
+        right_hand += escort_covariances(pair, 0)
         true += slopes(pair)
         towards = [uniform(generator, -1, 1, 2), ellipse(generator, -1, 1)]
-        along = sum(float((a * b).sum()) for a, b in zip(towards, own, strict=True))
+        along = sum(float((a * b).sum()) for a, b in zip(towards, derivatives, strict=True))
         moved.append(abs(difference(pair, towards) - along))
-    evidence.below("right-hand sides − the library's derivative in θ", _off(made, true))
+    evidence.below("right-hand sides − the library's derivative in θ", _off(right_hand, true))
     evidence.below("the same with (1/|E|) ∫_E φ from (A.26)", _off(closed, true))
     evidence.below("the same − central differences in θ", moved, DIFFERENCES)
     evidence.note("The thesis labels both cov_{p,2}; the index is 2 − α = 0, as in F-E4.14.")

@@ -35,12 +35,12 @@ def mixture_density(evidence: Evidence) -> None:
     formula, gaussians, paraboloids = [], [], []
     for generator in evidence.generators():
         modes = Modes.draw(generator, 3)
-        density = modes.made().prob(points)
+        density = modes.mixture().prob(points)
         formula.append((density - modes.each(points).sum(-1)).abs().max())
         gaussians.append((density.sum() * area - 1).abs())
         scales = uniform(generator, 0.1, 1.0, 3, 1, 1)
-        own = fc.Paraboloid(uniform(generator, -1, 1, 3, 1), scales)
-        paraboloids.append((_integral(fc.Mixture(modes.mixing, own)) - 1).abs())
+        components = fc.Paraboloid(uniform(generator, -1, 1, 3, 1), scales)
+        paraboloids.append((_integral(fc.Mixture(modes.mixing, components)) - 1).abs())
     evidence.below("integral over the plane of 3 Gaussians − 1", torch.stack(gaussians))
     evidence.below("integral over the line of 3 paraboloids − 1", torch.stack(paraboloids))
     evidence.below("library's density − Σ π_k N(t; m_k, S_k)", torch.stack(formula))
@@ -63,15 +63,15 @@ def mixture_context(evidence: Evidence) -> None:
         modes = Modes.draw(generator, 3)
         basis = fc.GaussianBasis(uniform(generator, -1, 1, 4, 2), ellipse(generator, 0.1, 0.3))
         by_sum = area * (modes.each(points).sum(-1) @ basis(points))
-        linear.append((modes.made().expect(basis) - by_sum).abs().max())
+        linear.append((modes.mixture().expect(basis) - by_sum).abs().max())
         positions, features = uniform(generator, -1, 1, 9, 2), uniform(generator, -1, 1, 9, 2)
         values = fc.fit_values(features, positions, basis)
-        own = values.coefficients.T @ fc.Gaussian(*modes[1:]).expect(basis).T  # c_k, (2, K)
-        contexts.append((values.expect(modes.made()) - own @ modes.mixing).abs().max())
+        of_modes = values.coefficients.T @ fc.Gaussian(*modes[1:]).expect(basis).T  # c_k, (2, K)
+        contexts.append((values.expect(modes.mixture()) - of_modes @ modes.mixing).abs().max())
         logits = modes.mixing.log().requires_grad_()
         mixture = fc.Mixture(logits.softmax(0), fc.Gaussian(*modes[1:]))
         (slope,) = torch.autograd.grad(values.expect(mixture).sum(), logits)
-        true = modes.mixing * (own - (own @ modes.mixing).unsqueeze(1)).sum(0)
+        true = modes.mixing * (of_modes - (of_modes @ modes.mixing).unsqueeze(1)).sum(0)
         slopes.append((slope - true).abs().max())
         left_out.append(true.abs().max())
     evidence.below("library's E_p[ψ] − quadrature of Σ π_k p_k ψ", torch.stack(linear))
@@ -113,9 +113,9 @@ def expectation_maximisation(evidence: Evidence) -> None:
     for generator in evidence.generators():
         points = clumps(generator)
         weights = even(len(points))
-        made = _fit(weights, points, start(), steps)
-        to_sklearn.append(made.off(_by_sklearn(start(), points, steps)))
-        to_formulas.append(made.off(_stepped(start(), weights, points, steps)))
+        fit = _fit(weights, points, start(), steps)
+        to_sklearn.append(fit.off(_by_sklearn(start(), points, steps)))
+        to_formulas.append(fit.off(_stepped(start(), weights, points, steps)))
     evidence.below("library − scikit-learn after 10 steps", to_sklearn)
     evidence.below("library − the formulas after 10 steps", to_formulas)
 
@@ -175,10 +175,10 @@ def weighted_steps(evidence: Evidence) -> None:
 
 
 def _fit(weights: Tensor, points: Tensor, begun: Modes, steps: int) -> Modes:
-    made = fc.fit_mixture(
-        weights, points, len(begun.mixing), iterations=steps, start=begun.made(), floor=_FLOOR
+    mixture = fc.fit_mixture(
+        weights, points, len(begun.mixing), iterations=steps, start=begun.mixture(), floor=_FLOOR
     )
-    return Modes.of(made)
+    return Modes.of(mixture)
 
 
 def _stepped(modes: Modes, weights: Tensor, points: Tensor, steps: int) -> Modes:
@@ -194,13 +194,13 @@ def _ascent(weights: Tensor, points: Tensor, modes: Modes, steps: int = 10) -> T
     On a single point the likelihood has no bound: a mode that falls onto one ends the run, before
     the least variance, which is no part of EM, stops it.
     """
-    found = [modes.log_likelihood(weights, points)]
+    likelihoods = [modes.log_likelihood(weights, points)]
     for _ in range(steps):
         modes = _fit(weights, points, modes, 1)
         if float(torch.linalg.eigvalsh(modes.covariance).min()) < 1e3 * _FLOOR:
             break
-        found.append(modes.log_likelihood(weights, points))
-    return torch.stack(found)
+        likelihoods.append(modes.log_likelihood(weights, points))
+    return torch.stack(likelihoods)
 
 
 @claim("F-E5.16", "weighted log-likelihood Σ_n w_n ln Σ_k π_k N(x_n; m_k, S_k)", Verdict.CONFIRMED)
@@ -211,11 +211,11 @@ def weighted_likelihood(evidence: Evidence) -> None:
         counts = torch.randint(1, 5, (len(points),), generator=generator).double()
         weights = counts / counts.sum()
         modes = Modes.draw(generator, 3)
-        found = modes.made().log_likelihood(weights, points)
-        formula.append((found - modes.log_likelihood(weights, points)).abs())
+        likelihood = modes.mixture().log_likelihood(weights, points)
+        formula.append((likelihood - modes.log_likelihood(weights, points)).abs())
         several = points.repeat_interleave(counts.long(), 0)
         whole = modes.log_likelihood(torch.ones(len(several), dtype=torch.float64), several)
-        repeated.append((found - whole / len(several)).abs())
+        repeated.append((likelihood - whole / len(several)).abs())
         flat.append(_slope_at_end(weights, points))
     evidence.below("library − the formula", torch.stack(formula))
     evidence.below("whole weights − (5.6) of repeated data, over N", torch.stack(repeated))
@@ -237,8 +237,8 @@ def power(evidence: Evidence) -> None:
         w = float(uniform(generator, 0.1, 4, 1))
         mean, covariance = uniform(generator, -1, 1, 2), ellipse(generator, 0.1, 1)
         points = uniform(generator, -2, 2, 30, 2)
-        wide, own = fc.Gaussian(mean, covariance), fc.Gaussian(mean, covariance / w)
-        ratio = w * wide.log_prob(points) - own.log_prob(points)
+        wide, narrow = fc.Gaussian(mean, covariance), fc.Gaussian(mean, covariance / w)
+        ratio = w * wide.log_prob(points) - narrow.log_prob(points)
         spread.append(ratio.max() - ratio.min())
         size = math.log(2 * math.pi) + float(torch.logdet(covariance)) / 2
         constant.append((ratio - (1 - w) * size + math.log(w)).abs().max())
@@ -262,10 +262,10 @@ def more_modes(evidence: Evidence) -> None:
             split.append((halved.log_likelihood(weights, points) - best[-1]).abs())
             on = _fit(weights, points, halved, 40)
             by_hand.append(on.off(_stepped(halved, weights, points, 40)))
-            made = Modes.of(fc.fit_mixture(weights, points, count, start=random, iterations=40))
-            reached = torch.stack([x.log_likelihood(weights, points) for x in (on, made)])
+            fit = Modes.of(fc.fit_mixture(weights, points, count, start=random, iterations=40))
+            reached = torch.stack([x.log_likelihood(weights, points) for x in (on, fit)])
             grown.append(reached[0] - best[-1])
-            modes = (on, made)[int(reached.argmax())]  # NaN, if there is one
+            modes = (on, fit)[int(reached.argmax())]  # NaN, if there is one
             best.append(reached.max())
         gains.append(torch.stack(best).diff())
         apart = points - weights @ points
@@ -279,8 +279,8 @@ def more_modes(evidence: Evidence) -> None:
     evidence.note(
         "Of points alone it has no bound from K = 2 on: a mode may fall onto one of them."
     )
-    found = torch.stack(best).tolist()
-    line = {"best found": ([1.0, 2.0, 3.0, 4.0, 5.0], found)}
+    likelihoods = torch.stack(best).tolist()
+    line = {"best found": ([1.0, 2.0, 3.0, 4.0, 5.0], likelihoods)}
     evidence.draw(Curves("More modes", "K", "Σ w ln p", line))
 
 
@@ -321,13 +321,13 @@ def selection(evidence: Evidence) -> None:
         likelihoods = [float(Modes.of(x).log_likelihood(weights, positions)) for x in fits]
         too_much = 3 * count * (likelihoods[1] - likelihoods[0])  # a second mode gains 2/3 of it
         for penalty in (10.0, fc.BIC(), fc.AIC(), too_much):
-            made = fc.select_mixture(weights, positions, 4, penalty, start=fc.Regions())
+            mixture = fc.select_mixture(weights, positions, 4, penalty, start=fc.Regions())
             costs = _costs(likelihoods, count, penalty)
-            own = 1 + int(torch.tensor(costs).argmin())  # NaN, if there is one
-            wrong.append(abs(own - int(made.modes)))
-            reached = Modes.of(made).log_likelihood(weights, positions)
-            wrong.append(abs(float(reached) - likelihoods[own - 1]))
-            (dear if penalty is too_much else chosen).append(float(made.modes))
+            cheapest = 1 + int(torch.tensor(costs).argmin())  # NaN, if there is one
+            wrong.append(abs(cheapest - int(mixture.modes)))
+            reached = Modes.of(mixture).log_likelihood(weights, positions)
+            wrong.append(abs(float(reached) - likelihoods[cheapest - 1]))
+            (dear if penalty is too_much else chosen).append(float(mixture.modes))
     evidence.below("library's K* and likelihood − the argmin, by hand", wrong)
     evidence.near("least K* for two bumps, λ = 10, AIC, BIC", smallest(chosen), 2, 0)
     evidence.below("largest K* where a second mode gains but 2/3 of λ", dear, 1.0)
@@ -371,8 +371,8 @@ def _free_parameters(evidence: Evidence, count: int) -> float:
         logits, mean, entries = flat.split(sizes)
         xx, xy, yy = entries.split(count)
         covariance = torch.stack([xx, xy, xy, yy], -1).reshape(count, 2, 2)
-        own = Modes(logits.softmax(0), mean.reshape(count, 2), covariance)
-        return own.each(points).sum(-1).log()
+        mixture = Modes(logits.softmax(0), mean.reshape(count, 2), covariance)
+        return mixture.each(points).sum(-1).log()
 
     entries = modes.covariance.flatten(1)[:, [0, 1, 3]]
     at = torch.cat([modes.mixing.log(), modes.mean.flatten(), entries.T.flatten()])
@@ -401,8 +401,10 @@ def two_clumps(evidence: Evidence) -> None:
         weights = even(len(points))
         one, two = (fc.fit_mixture(weights, points, modes, iterations=60) for modes in (1, 2))
         apart = points - points.mean(0)
-        own = Modes(torch.ones(1).double(), points.mean(0)[None], (apart.T @ apart / 120)[None])
-        moments.append(Modes.of(one).off(own))
+        by_moments = Modes(
+            torch.ones(1).double(), points.mean(0)[None], (apart.T @ apart / 120)[None]
+        )
+        moments.append(Modes.of(one).off(by_moments))
         moved.append(Modes.of(two).off(Modes.of(two).step(weights, points)))
         middle = two.components.mean.mean(0)
         pair.append((float(one.prob(middle)), float(two.prob(middle))))
@@ -414,7 +416,7 @@ def two_clumps(evidence: Evidence) -> None:
     evidence.below("two Gaussians: moved by one more step of EM, by hand", moved, DIFFERENCES)
     line, _ = _grid(2.4, 36)
     panels = {
-        name: made.prob(line).reshape(36, 36).T.tolist()
-        for name, made in (("one Gaussian", one), ("two Gaussians", two))
+        name: mixture.prob(line).reshape(36, 36).T.tolist()
+        for name, mixture in (("one Gaussian", one), ("two Gaussians", two))
     }
     evidence.draw(Fields("Two clumps", panels, (-2.4, 2.4, -2.4, 2.4)))

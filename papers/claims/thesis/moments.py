@@ -63,11 +63,11 @@ def _variances(generator: Generator) -> Errors:
     for d in (1, 2, 3):
         mean, scale = normal(generator, d), definite(generator, d)
         density = fc.Paraboloid(mean, scale)
-        found = density.covariance_matrix
+        covariance = density.covariance_matrix
         expected = level(scale) * scale / (d / 2 + 2)
-        by_formula.append((found - expected).abs().max())
+        by_formula.append((covariance - expected).abs().max())
         t, weights = ellipsoid(mean, scale)
-        by_quadrature.append((found - _moments(density, t, weights)[1]).abs().max())
+        by_quadrature.append((covariance - _moments(density, t, weights)[1]).abs().max())
         back = fc.Paraboloid.from_covariance(mean, expected).scale
         factor = (d / 2 + 2) * (math.pi * (d + 4)) ** (d / 2) / math.gamma(d / 2 + 2)
         inverse.append((back - factor * expected.det().sqrt() * expected).abs().max())
@@ -146,7 +146,7 @@ def variance_on_a_line(evidence: Evidence) -> None:
 def _line(generator: Generator) -> Errors:
     square = 0.05 + 3 * uniform(generator, 8)
     densities = fc.Paraboloid(normal(generator, 8, 1), square[:, None, None])
-    found = densities.variance.squeeze(-1)
+    variance = densities.variance.squeeze(-1)
     expected = (1.5 * square) ** (2 / 3) / 5
     t, weights = gauss_legendre(20)
     reach = (1.5 * square) ** (1 / 3)
@@ -154,7 +154,7 @@ def _line(generator: Generator) -> Errors:
     p = fc.Paraboloid(densities.mean[:, None], square[:, None, None, None]).prob(points[..., None])
     quadrature = reach * (((reach[:, None] * t) ** 2 * p) @ weights)
     back = fc.Paraboloid.from_covariance(densities.mean, expected[:, None, None]).scale.flatten()
-    return found - expected, found - quadrature, back / (2 / 3 * (5 * expected) ** 1.5) - 1
+    return variance - expected, variance - quadrature, back / (2 / 3 * (5 * expected) ** 1.5) - 1
 
 
 @claim("F-E4.4", "d = 2: Var = Σ / (3 √π |Σ|^{1/4})", Verdict.CONFIRMED)
@@ -167,9 +167,9 @@ def variance_in_the_plane(evidence: Evidence) -> None:
 def _plane(generator: Generator) -> Errors:
     mean, scale = normal(generator, 2), definite(generator, 2)
     density = fc.Paraboloid(mean, scale)
-    found = density.covariance_matrix
+    covariance = density.covariance_matrix
     expected = scale / (3 * math.sqrt(math.pi) * scale.det() ** 0.25)
-    return found - expected, found - _moments(density, *ellipsoid(mean, scale))[1]
+    return covariance - expected, covariance - _moments(density, *ellipsoid(mean, scale))[1]
 
 
 @claim("F-E4.5", "d = 2: |Var| = |Σ|^{1/2} / (9π)", Verdict.CORRECTED)
@@ -177,18 +177,20 @@ def determinant(evidence: Evidence) -> None:
     (formula,) = worst(evidence, _determinants)
     evidence.below("|Var| of the library against |Σ|^½ / (9π), relative", formula)
     scale = torch.tensor([[0.4, 0.1], [0.1, 0.28]], dtype=EXACT)
-    found = float(fc.Paraboloid(torch.zeros(2, dtype=EXACT), scale).covariance_matrix.det())
+    by_library = float(fc.Paraboloid(torch.zeros(2, dtype=EXACT), scale).covariance_matrix.det())
     size = float(scale.det())
-    evidence.near("|Var| for |Σ| = 0.102", found, math.sqrt(size) / (9 * math.pi), 1e-12)
-    evidence.printed_near("|Var| is |Σ|² / (9π)", found, size**2 / (9 * math.pi), 1e-10)
+    evidence.near("|Var| for |Σ| = 0.102", by_library, math.sqrt(size) / (9 * math.pi), 1e-12)
+    evidence.printed_near("|Var| is |Σ|² / (9π)", by_library, size**2 / (9 * math.pi), 1e-10)
     evidence.correction = (
-        f"|Var| = |Σ|^½ / (9π), not |Σ|² / (9π): for |Σ| = {size:.3g} it is {found:.5f}, "
+        f"|Var| = |Σ|^½ / (9π), not |Σ|² / (9π): for |Σ| = {size:.3g} it is {by_library:.5f}, "
         f"printed {size**2 / (9 * math.pi):.5f}; (4.6) follows from the corrected form"
     )
     sizes = torch.logspace(-2, 1, 31, dtype=EXACT)
-    made = fc.Paraboloid(torch.zeros(2, dtype=EXACT), sizes.sqrt()[:, None, None] * torch.eye(2))
+    paraboloids = fc.Paraboloid(
+        torch.zeros(2, dtype=EXACT), sizes.sqrt()[:, None, None] * torch.eye(2)
+    )
     lines = {
-        "computed": (sizes.tolist(), made.covariance_matrix.det().tolist()),
+        "computed": (sizes.tolist(), paraboloids.covariance_matrix.det().tolist()),
         "printed": (sizes.tolist(), (sizes**2 / (9 * math.pi)).tolist()),
     }
     evidence.draw(Curves("Determinant of the variance", "|Σ|", "|Var|", lines, "xy"))
@@ -196,8 +198,8 @@ def determinant(evidence: Evidence) -> None:
 
 def _determinants(generator: Generator) -> Errors:
     scale = definite(generator, 2, 6)
-    found = fc.Paraboloid(normal(generator, 6, 2), scale).covariance_matrix.det()
-    return (found / (scale.det().sqrt() / (9 * math.pi)) - 1,)
+    determinants = fc.Paraboloid(normal(generator, 6, 2), scale).covariance_matrix.det()
+    return (determinants / (scale.det().sqrt() / (9 * math.pi)) - 1,)
 
 
 @claim(
@@ -227,14 +229,14 @@ def _matched(generator: Generator) -> Errors:
     inverse = torch.linalg.inv(expected)
     theta = torch.cat([(inverse @ mean), -inverse.flatten() / 2])
     t, rule = ellipsoid(mean, expected)
-    own_mean, own_covariance = _moments(density, t, rule)
+    mean_by_rule, covariance_by_rule = _moments(density, t, rule)
     raw = ((rule * density.prob(t)).unsqueeze(-1) * t).mT @ t
     gaussian = fc.match_moments(weights, positions, fc.Gaussian)
     return (
         (density.scale - expected) / expected.abs().max(),
         fc.Paraboloid.from_covariance(mean, spread).scale - given,
         (torch.cat([first, second.flatten()]) - theta) / theta.abs().max(),
-        torch.cat([own_mean - mean, (own_covariance - covariance).flatten()]),
+        torch.cat([mean_by_rule - mean, (covariance_by_rule - covariance).flatten()]),
         gaussian.scale - covariance,
         raw - density.covariance_matrix - torch.outer(mean, mean),
     )

@@ -80,8 +80,8 @@ def _moments_off(scores: Tensor, density: Any) -> float:
     each = modes.covariance_matrix.reshape(batch, -1, 2, 2)
     covariance = among + (mixing[..., None, None] * each).sum(1)
     weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-    own, spread = _moments(weights, _cells().expand(batch, -1, -1))
-    return largest([(mean - own).abs(), (covariance - spread).abs()])
+    centre, spread = _moments(weights, _cells().expand(batch, -1, -1))
+    return largest([(mean - centre).abs(), (covariance - spread).abs()])
 
 
 def _moments(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,18 +119,18 @@ def _functions(points: Tensor, centres: Tensor, covariances: Tensor) -> Tensor:
 
 def _expected(density: Any, centres: Tensor, covariances: Tensor) -> Tensor:
     """Of each member of the batch: N(m; m_j, S + S_j), or quadrature over its ellipse. (..., N)"""
-    found = []
+    expectations = []
     for index in numpy.ndindex(*density.batch_shape):
         mean, scale = density.mean[index], density.scale[index]
         if isinstance(density, fc.Gaussian):
             both = zip(centres, covariances, strict=True)
-            found.append(torch.stack([normal(mean, m, scale + s) for m, s in both]))
+            expectations.append(torch.stack([normal(mean, m, scale + s) for m, s in both]))
         else:
-            own = Pair(mean, scale, centres[0], covariances[0])
-            points, area = own.on_support()
-            mass = area * own.density(points)
-            found.append(mass @ _functions(points, centres, covariances))
-    return torch.stack(found).reshape(*density.batch_shape, -1)
+            pair = Pair(mean, scale, centres[0], covariances[0])
+            points, area = pair.on_support()
+            mass = area * pair.density(points)
+            expectations.append(mass @ _functions(points, centres, covariances))
+    return torch.stack(expectations).reshape(*density.batch_shape, -1)
 
 
 def _check_network(evidence: Evidence, generator: torch.Generator) -> None:
@@ -146,9 +146,9 @@ def _check_network(evidence: Evidence, generator: torch.Generator) -> None:
         0.0,
     )
     with torch.no_grad():
-        found = [_answers(model, words, pictures) for model in models]
-    evidence.below("scores − W LayerNorm(W_y ỹ + W_x x̃)", [x for x, _ in found], 1e-5)
-    evidence.printed_below("with x̃ for the question too", smallest(x for _, x in found), 1e-3)
+        errors = [_answers(model, words, pictures) for model in models]
+    evidence.below("scores − W LayerNorm(W_y ỹ + W_x x̃)", [x for x, _ in errors], 1e-5)
+    evidence.printed_below("with x̃ for the question too", smallest(x for _, x in errors), 1e-3)
 
 
 def _network(attention: str, seed: int) -> CoAttention:
@@ -170,11 +170,11 @@ def _answers(model: CoAttention, words: Tensor, pictures: Tensor) -> tuple[float
     scores = model(words, pictures, torch.arange(2)).scores
     for hook in hooks:
         hook.remove()
-    found = []
+    errors = []
     for asked in (seen["question"], seen["picture"]):
         z = asked @ model.from_question.weight.T + seen["picture"] @ model.from_picture.weight.T
         z = z + model.from_question.bias + model.from_picture.bias
         z = (z - z.mean(-1, keepdim=True)) / (z.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
         z = z * model.fused_norm.weight + model.fused_norm.bias
-        found.append(float((model.answer(z) - scores).abs().max()))
-    return found[0], found[1]
+        errors.append(float((model.answer(z) - scores).abs().max()))
+    return errors[0], errors[1]

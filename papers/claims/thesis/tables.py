@@ -73,9 +73,9 @@ def settings(evidence: Evidence) -> None:
     off = []
     for (count, variance), ends in held.items():
         values = _constant(count, variance, padding=False)(points)
-        for name, found, end in zip(("least", "largest"), values.aminmax(), ends, strict=True):
+        for name, extreme, end in zip(("least", "largest"), values.aminmax(), ends, strict=True):
             what = f"{name} V_B of the constant 1, N = {count}, S_j = {variance} I"
-            evidence.near(what, found, end, 0.0006)
+            evidence.near(what, extreme, end, 0.0006)
         off.append((values - _by_hand(count, variance, points)).abs())
     for count in (49, 100):
         values = _constant(count, 0.01, padding=False)(points)
@@ -109,8 +109,8 @@ def _by_hand(count: int, variance: float, points: Tensor) -> Tensor:
 
     def at(x: numpy.ndarray) -> numpy.ndarray:
         squared = ((x[:, None] - centres) ** 2).sum(-1)
-        found: numpy.ndarray = numpy.exp(-squared / (2 * variance)) / (2 * math.pi * variance)
-        return found
+        density: numpy.ndarray = numpy.exp(-squared / (2 * variance)) / (2 * math.pi * variance)
+        return density
 
     f = at(cells)  # F', (196, N)
     coefficients = numpy.linalg.solve(f.T @ f + 0.01 * numpy.eye(count), f.T @ numpy.ones(196))
@@ -141,11 +141,11 @@ def accuracies(evidence: Evidence) -> None:
         ("test-dev", _DEV, (0.413, 0.116, 0.471)),
         ("test-standard", _STANDARD, (0.415, 0.110, 0.474)),
     )
-    found = [(name, *_weights(rows), printed) for name, rows, printed in splits]
-    for name, residual, _, _ in found:
+    fits = [(name, *_weights(rows), printed) for name, rows, printed in splits]
+    for name, residual, _, _ in fits:
         what = f"{name}: least residual of one weight for each kind, in points"
         evidence.below(what, residual, 0.005)
-    for name, _, weights, expected in found:
+    for name, _, weights, expected in fits:
         kinds = zip(("yes/no", "number", "other"), weights, expected, strict=True)
         for kind, weight, value in kinds:
             evidence.near(f"{name}: weight of {kind}", weight, value, 0.001)
@@ -168,8 +168,8 @@ def _weights(rows: tuple[tuple[float, ...], ...]) -> tuple[float, list[float]]:
     slack = -numpy.ones((len(rows), 1))
     both = numpy.vstack([numpy.hstack([parts, slack]), numpy.hstack([-parts, slack])])
     sides = numpy.concatenate([overall, -overall])
-    made = linprog([0, 0, 0, 1], A_ub=both, b_ub=sides, A_eq=[[1, 1, 1, 0]], b_eq=[1])
-    return float(made.x[3]), made.x[:3].tolist()
+    program = linprog([0, 0, 0, 1], A_ub=both, b_ub=sides, A_eq=[[1, 1, 1, 0]], b_eq=[1])
+    return float(program.x[3]), program.x[:3].tolist()
 
 
 @claim("F-Tab6.4", "shares of questions with K* modes, by the penalty λ", Verdict.NOT_CHECKABLE)
@@ -178,10 +178,10 @@ def shares(evidence: Evidence) -> None:
     true = 2 * (1 + math.log(side / 1e-6) - math.log(4))
     evidence.near("−2 Δ Σ w ln p from 1 to 4 modes, four corners, Σw = 1", corners, 23.79, 0.01)
     evidence.below("it − 2 (1 + ln(v/1e-6) − ln 4), v their variance", abs(corners - true), 1e-8)
-    found = [_gain(_pixels(generator)) for generator in evidence.generators()]
-    evidence.below("the same, four pixels at random", found, 24.0)
+    gains = [_gain(_pixels(generator)) for generator in evidence.generators()]
+    evidence.below("the same, four pixels at random", gains, 24.0)
     evidence.printed_above(
-        "any of these reaches λ = 100, as K* > 1 needs", largest([corners, *found]), 100.0
+        "any of these reaches λ = 100, as K* > 1 needs", largest([corners, *gains]), 100.0
     )
     _check_chosen(evidence)
     for penalty, row in _SHARES.items():
@@ -223,9 +223,9 @@ def _gain(pixels: list[int]) -> float:
 
 def _likelihood(weights: Tensor, positions: Tensor, modes: int, floor: float = 1e-6) -> float:
     """Σ w ln p of a fit; floor: the least variance, a share of that of the positions."""
-    made = Modes.of(fc.fit_mixture(weights, positions, modes, start=fc.Regions(), floor=floor))
+    fit = Modes.of(fc.fit_mixture(weights, positions, modes, start=fc.Regions(), floor=floor))
     seen = weights > 0
-    return float(made.log_likelihood(weights[seen], positions[seen]))
+    return float(fit.log_likelihood(weights[seen], positions[seen]))
 
 
 def _check_chosen(evidence: Evidence) -> None:
@@ -233,14 +233,14 @@ def _check_chosen(evidence: Evidence) -> None:
     least, dear, wrong = [], [], []
     for generator in evidence.generators():
         weights, positions = _isolated(_pixels(generator))
-        found = [_likelihood(weights, positions, modes) for modes in range(1, 6)]
-        likelihoods = torch.tensor(found, dtype=torch.float64)
+        by_modes = [_likelihood(weights, positions, modes) for modes in range(1, 6)]
+        likelihoods = torch.tensor(by_modes, dtype=torch.float64)
         for price in (*(100.0 * 2**k for k in range(8)), 100.0 * _CELLS):
-            made = fc.select_mixture(weights, positions, 5, price, start=fc.Regions())
+            mixture = fc.select_mixture(weights, positions, 5, price, start=fc.Regions())
             costs = price * torch.arange(1, 6) - 2 * _CELLS * likelihoods
-            wrong.append(abs(int(made.modes) - 1 - int(costs.argmin())))
-            least += [abs(int(made.modes) - 4)] if price == 100 else []
-        dear.append(int(made.modes) - 1)
+            wrong.append(abs(int(mixture.modes) - 1 - int(costs.argmin())))
+            least += [abs(int(mixture.modes) - 4)] if price == 100 else []
+        dear.append(int(mixture.modes) - 1)
     evidence.below("K* at λ = 100 with the factor L = 196 − 4", least, 0.0)
     evidence.below("K* at λ = 100 · 196, as without the factor − 1", dear, 0.0)
     evidence.below("K* at λ = 100, 200, …, 12800 and there − the argmin, by hand", wrong, 0.0)

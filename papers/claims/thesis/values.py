@@ -78,8 +78,8 @@ def _ridge(features: Tensor, psi: Tensor, penalty: float) -> Tensor:
     count = psi.shape[-1]
     rows = torch.cat([psi, math.sqrt(penalty) * torch.eye(count, dtype=EXACT)])
     zeros = torch.zeros(count, features.shape[-1], dtype=EXACT)
-    found: Tensor = torch.linalg.lstsq(rows, torch.cat([features, zeros])).solution
-    return found
+    coefficients: Tensor = torch.linalg.lstsq(rows, torch.cat([features, zeros])).solution
+    return coefficients
 
 
 @claim(
@@ -113,28 +113,32 @@ def _fitted(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
     """H (3, 16), F (9, 16) and the library's B (3, 9)."""
     positions, features = fc.cell_centers(4, 4, dtype=EXACT), normal(generator, 16, 3)
     centers, width = fc.cell_centers(3, 3, dtype=EXACT), 0.05 * torch.eye(2, dtype=EXACT)
-    made = fc.fit_values(features, positions, fc.GaussianBasis(centers, width), ridge=0.1)
+    values = fc.fit_values(features, positions, fc.GaussianBasis(centers, width), ridge=0.1)
     psi = _psi(positions, centers, width)
-    return features.mT, psi.mT, made.coefficients.mT
+    return features.mT, psi.mT, values.coefficients.mT
 
 
 def _regressions(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    target, at, found = _fitted(generator)
-    slope = (found @ at - target) @ at.mT + 0.1 * found
+    target, at, coefficients = _fitted(generator)
+    slope = (coefficients @ at - target) @ at.mT + 0.1 * coefficients
     squares = _ridge(target.mT, at.mT, 0.1).mT
-    norm = (found.mT @ found).trace().sqrt() / found.square().sum().sqrt()
+    norm = (coefficients.mT @ coefficients).trace().sqrt() / coefficients.square().sum().sqrt()
     size = (target @ at.mT).abs().max()
-    return slope / size, (found - squares) / squares.abs().max(), norm - 1
+    return slope / size, (coefficients - squares) / squares.abs().max(), norm - 1
 
 
 def _perturbed(generator: Generator) -> Tensor:
-    target, at, found = _fitted(generator)
+    target, at, coefficients = _fitted(generator)
     moves = 0.1 * normal(generator, 50, 3, 9)
 
     def objective(b: Tensor) -> Tensor:
         return (b @ at - target).square().sum((-1, -2)) + 0.1 * b.square().sum((-1, -2))
 
-    return objective(found + moves) - objective(found) - 0.1 * moves.square().sum((-1, -2))
+    return (
+        objective(coefficients + moves)
+        - objective(coefficients)
+        - 0.1 * moves.square().sum((-1, -2))
+    )
 
 
 # ---- the Jacobian
@@ -168,19 +172,19 @@ def _covariances(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
     scores, errors = 1.5 * normal(generator, 7), []
     phi, psi = normal(generator, 7, 2), normal(generator, 7, 3)
 
-    def found(alpha: float) -> Tensor:
+    def by_hessian(alpha: float) -> Tensor:
         return phi.mT @ fl.solve(scores, fl.Tsallis(alpha)).hessian() @ psi
 
     for alpha in (1.0, 1.5, 2.0, 3.0):
         p, _ = simplex_map(scores, alpha)
-        errors.append(found(alpha) - generalised_covariance(p, phi, psi, 2 - alpha))
+        errors.append(by_hessian(alpha) - generalised_covariance(p, phi, psi, 2 - alpha))
     p = torch.softmax(scores, -1)
     ordinary = (p[:, None] * phi).mT @ psi - torch.outer(p @ phi, p @ psi)
     on = simplex_map(scores, 2.0)[0] > 0
     joint = torch.cat([phi[on], psi[on]], -1).mT
     # torch.cov divides by the count with correction 0, and is a number for a single key
     even = on.sum() * torch.cov(joint, correction=0).reshape(5, 5)[:2, 2:]
-    return torch.stack(errors), found(1.0) - ordinary, found(2.0) - even
+    return torch.stack(errors), by_hessian(1.0) - ordinary, by_hessian(2.0) - even
 
 
 @claim("F-E3.20", "(∂r/∂θ)' = cov_{p,2-α}(φ, ψ) for f = θ'φ", Verdict.CONFIRMED)

@@ -121,7 +121,7 @@ def _data(
     usual = [document for document in documents if document["settings"]["variant"] in names]
     said = [f"- {plain(sentence)}" for sentence in part.verdicts(documents, data)]
     blocks = ["**Did it hold?**", "\n".join(said)]
-    blocks += [table(listing) for listing in part.own(documents, data)]
+    blocks += [table(listing) for listing in part.of_data(documents, data)]
     if data == "shapes" and preset == PRESETS[0] and has_rows(documents, compact=True):
         blocks.append(_MAPS)
     blocks += [

@@ -31,7 +31,7 @@ class Part:
     """A study as the page shows it.
 
     score: the one that is compared. sets: of a preset, each with its attentions. joint: tables over
-    all data sets; own: of one data set. names: of attentions in the order of the tables.
+    all data sets; of_data: of one data set. names: of attentions in the order of the tables.
     verdicts: whether the claims held. reported: the paper's own tables.
     """
 
@@ -44,7 +44,7 @@ class Part:
     presets: dict[str, Any]
     sets: Callable[[Any], dict[str, tuple[str, ...]]]
     joint: Callable[[Sequence[Document]], list[Listing]]
-    own: Callable[[Sequence[Document], str], list[Listing]]
+    of_data: Callable[[Sequence[Document], str], list[Listing]]
     names: Callable[[Sequence[Document]], dict[str, str]]
     verdicts: Callable[[Sequence[Document], str], list[str]]
     reported: tuple[Listing, ...]
@@ -125,7 +125,7 @@ def _vqa_sets(preset: vqa_presets.Preset) -> dict[str, tuple[str, ...]]:
     return {name: course.attentions() for name, course in preset.courses.items()}
 
 
-def _vqa_own(documents: Sequence[Document], data: str) -> list[Listing]:
+def _vqa_of_data(documents: Sequence[Document], data: str) -> list[Listing]:
     return [
         listing._replace(title=listing.title.removeprefix(f"{data}: "))
         for listing in vqa_tables.of_data(documents, data)
@@ -157,7 +157,7 @@ VQA = Part(
     vqa_presets.PRESETS,
     _vqa_sets,
     lambda documents: [],
-    _vqa_own,
+    _vqa_of_data,
     vqa_tables.names,
     vqa_tables.verdicts,
     reported.VQA,

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -191,55 +192,45 @@ def _base(
 
 def run(case: Case, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The output and every gradient, in another precision if asked."""
-
-    def cast(x: object) -> object:
-        real = isinstance(x, Tensor) and x.is_floating_point()
-        return x.to(dtype) if real and dtype is not None else x  # type: ignore[attr-defined]
-
     leaves = {
-        name: x.detach().requires_grad_() if name == "alpha" or cast(x) is x else _leaf(cast(x))
+        name: (x if name == "alpha" else cast(x, dtype)).detach().requires_grad_()
         for name, x in case.leaves.items()
     }
-    base = case.base
-    if base == "alibi":
-        base = priors.ALiBi(len(leaves["slopes"]), leaves["slopes"])
-    elif base == "preference":
-        base = priors.Preference(leaves["logits"])
     torch.manual_seed(case.seed)
     output = fl.attention(
         *(leaves[name] for name in ("query", "key", "value")),
-        fl.Tsallis(leaves.get("alpha", case.alpha), cast(case.temperature)),
-        base=cast(base),
-        attn_mask=leaves.get("mask", cast(case.mask)),
-        is_causal=case.causal,
-        scale=case.scale,
+        regularizer_of(case, leaves, dtype),
         dropout_p=case.dropout,
-        enable_gqa=case.gqa,
+        **options_of(case, leaves, dtype),
     )
-    gradients = torch.autograd.grad(output, list(leaves.values()), cast(case.gradient))
+    gradients = torch.autograd.grad(output, list(leaves.values()), cast(case.gradient, dtype))
     return {"output": output.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def _leaf(x: object) -> Tensor:
-    assert isinstance(x, Tensor)
-    return x.detach().requires_grad_()
+def cast(x: Any, dtype: torch.dtype | None) -> Any:
+    real = isinstance(x, Tensor) and x.is_floating_point()
+    return x.to(dtype) if real and dtype is not None else x
 
 
-def sizes(case: Case) -> dict[str, float]:
-    """What each result would be of the order of, if nothing cancelled."""
+def regularizer_of(
+    case: Case, leaves: dict[str, Tensor], dtype: torch.dtype | None = None
+) -> fl.Tsallis:
+    return fl.Tsallis(leaves.get("alpha", case.alpha), cast(case.temperature, dtype))
 
-    def largest(x: Tensor) -> float:
-        return x.double().abs().max().item()
 
-    query, key, value = (case.leaves[name] for name in ("query", "key", "value"))
-    scale = query.shape[-1] ** -0.5 if case.scale is None else case.scale
-    scale /= float(torch.as_tensor(case.temperature).min())
-    gain = largest(case.gradient) * largest(value) * value.shape[-1] ** 0.5
+def options_of(
+    case: Case, leaves: dict[str, Tensor], dtype: torch.dtype | None = None
+) -> dict[str, Any]:
+    """What the call takes beside operands, regulariser and dropout."""
+    base = case.base
+    if isinstance(base, str) and base == "alibi":
+        base = priors.ALiBi(len(leaves["slopes"]), leaves["slopes"])
+    elif isinstance(base, str):
+        base = priors.Preference(leaves["logits"])
     return {
-        "output": largest(value),
-        "query": gain * largest(key) * scale,
-        "key": gain * largest(query) * scale,
-        "value": largest(case.gradient),
-        "scores": largest(query) * largest(key) * query.shape[-1] * scale,
-        "other": gain,
+        "base": cast(base, dtype),
+        "attn_mask": leaves.get("mask", cast(case.mask, dtype)),
+        "is_causal": case.causal,
+        "scale": case.scale,
+        "enable_gqa": case.gqa,
     }

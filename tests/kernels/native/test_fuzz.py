@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.kernels.native.cases import Case, make, native, needs_library, run, sizes
+from tests.kernels.native.cases import Case, make, native, needs_library, run
+from tests.kernels.native.sizes import sizes
 
 pytestmark = needs_library
 
@@ -47,14 +48,14 @@ def assert_native_agrees(case: Case) -> None:
 
 
 def _units(case: Case, name: str) -> float:
-    """Units of rounding. Derivatives in alpha and slopes are sums over every query and key.
+    """Units of rounding. Derivatives in slopes are sums over every query and key.
 
     For alpha > 2 an ulp of a score may move a weight by ulp^(1 / (alpha - 1)), up to 2^34 ulps in
     float64; in float32 the tiles feel the same, and their own error says how much.
     """
     if case.steep:
-        return 2**19 if case.dtype == torch.float64 else 64
-    return {"alpha": 64, "slopes": 1024}.get(name, 16)
+        return 2**16 if case.dtype == torch.float64 else 64
+    return 1024 if name == "slopes" else 16
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

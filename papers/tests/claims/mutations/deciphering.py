@@ -44,6 +44,11 @@ def with_option(**changed) -> Callable[[Callable], Callable]:
     return lambda true: lambda *args, **options: true(*args, **{**options, **changed})
 
 
+def with_scaled_templates(true: Callable) -> Callable:
+    """The layer, with 1 / sqrt(head_dim) in its scores where its form has no such factor."""
+    return lambda *args, form, **options: true(*args, form=replace(form, scale=None), **options)
+
+
 def without_base(true: Callable) -> Callable:
     return lambda scores, regularizer, base: true(scores, regularizer)
 
@@ -166,7 +171,7 @@ MUTATIONS = {
     "D-E19a": [Mutation(FIRST, scaled("mean")), Mutation("fenchel.attention", off_by(FACTOR))],
     "D-E19b": [
         Mutation(FIRST, with_argument(1, lambda u: u**FACTOR)),
-        Mutation("fenchel.nn.PreferenceAttention", with_option(scale=None)),
+        Mutation("fenchel.nn.PreferenceAttention", with_scaled_templates),
     ],
     "D-Fig1": [
         Mutation(FIRST, scaled("mean")),

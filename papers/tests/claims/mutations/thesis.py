@@ -35,7 +35,9 @@ def tilted(true):
 def raised_threshold(true):
     def solve(*args, **options):
         solution = true(*args, **options)
-        return replace(solution, threshold=1.001 * solution.threshold + 0.001)
+        answer = solution.answer()
+        raised = answer._replace(threshold=1.001 * answer.threshold + 0.001)
+        return replace(solution, answer=lambda: raised)
 
     return solve
 
