@@ -142,3 +142,34 @@ def test_packed_sequences_and_each_alone(name, alpha):
     slope = torch.randn(packed.shape, generator=g)
     found, wanted = (torch.autograd.grad(x, (q, k, v), slope) for x in (packed, looped))
     assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("alpha", [1.3, 1.5])
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("keys", [4097, 9000])
+def test_segments_on_several_threads(alpha, queries, keys):
+    """Few queries against many keys: the keys of one head are shared among threads."""
+    q, k, v = operands(queries, keys, heads=4, kv_heads=2, width=8)
+    q, late = q * 2, keys - queries
+    structures = (
+        {},
+        {"base": P.Causal(offset=late)},
+        {"base": P.Causal(offset=late) * P.SlidingWindow(4500)},
+        {"base": P.Causal(offset=4090) * P.SlidingWindow(60)},  # rows begin on both sides of 4096
+        {"attn_mask": P.Sink(torch.tensor([0.0, 3.0, 8.0, 40.0]))},
+        {"base": P.Preference(torch.linspace(-1, 1, keys))},
+    )
+    before = torch.get_num_threads()
+    for options in structures:
+        results = []
+        try:
+            for threads in (1, 2, 3, 8):
+                torch.set_num_threads(threads)
+                call = fl.attention(q, k, v, fl.Tsallis(alpha), enable_gqa=True, **options)
+                results.append(call)
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(other, results[0]) for other in results)
+        exact = (x.double() for x in (q, k, v))
+        wanted = fl.attention(*exact, fl.Tsallis(alpha), enable_gqa=True, **options)
+        assert (results[0] - wanted).abs().max() <= 2e-5

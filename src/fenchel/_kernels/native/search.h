@@ -103,6 +103,7 @@ inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& a
     // cube), or of its power 1 / eps where it made a key leave the support.
     const double order = std::max(eps, halley ? 1. / 3 : 0.5), ulp = double(std::numeric_limits<T>::epsilon());
     const double tolerance = 0.25 * (order == 0.5 ? std::sqrt(ulp) : order == 1 ? ulp : std::pow(ulp, order));
+    double before = 0;
     for (int k = 0; k < steps; ++k) {
         const bool rough = family.has_rough() && (k == 0 || !to_root);
         const Sums now = sums(family, c, at, rough);
@@ -124,6 +125,8 @@ inline void newton(const Family<T>& family, const Candidates<T>& c, Offset<T>& a
         }
         at.rest += step;
         if (!(std::fabs(step) * now.slope > tolerance * now.mass)) return;
+        if (family.kind == Kind::ramp && now.slope == before) return;  // the same keys again: the sum is linear
+        before = now.slope;
     }
 }
 

@@ -2,12 +2,12 @@
 // costs little to read and much to branch about, so that every key is visited in every step and no row waits for
 // another's sums. What happens in a lane depends on its own row alone.
 
-constexpr std::int64_t kShortRow = 128;  // keys
+constexpr std::int64_t kShortRow = 256;  // keys
 
 template <class T>
 struct ShortRows {
-    static constexpr int W = Lanes<T>::W, V = 2;  // two vectors at once hide each other's latency
-    static constexpr std::int64_t kLanes = kBlock + 16;  // whole pairs of vectors of every width
+    static constexpr int W = Lanes<T>::W, kTogether = 3;  // vectors at once hide each other's latency
+    static constexpr std::int64_t kLanes = kBlock + 16;  // no power of two between two keys of a row
 
     Buffer<T> column;  // scores below the row's largest, then distances: [key][row]
     T top[kLanes];
@@ -19,26 +19,25 @@ struct ShortRows {
     void solve(const Family<T>& family, std::int64_t rows, std::int64_t n, const T* const* x, const std::int64_t* sizes) {
         T* u = column.reserve((n + 8) * kLanes);
         flip(x, rows, n, sizes, u);
-        for (std::int64_t first = 0; first < rows; first += V * W)
-            family.kind == Kind::square ? lanes<Kind::square>(family, n, u + first, first)
-                                        : lanes<Kind::ramp>(family, n, u + first, first);
+        for (std::int64_t first = 0; first < rows; first += kTogether * W)
+            family.kind == Kind::square ? lanes<Kind::square>(family, n, u + first, first, rows - first)
+                                        : lanes<Kind::ramp>(family, n, u + first, first, rows - first);
     }
     // Weights of all keys, [key][row]; NaN in rows without an answer.
     const T* weigh(const Family<T>& family, std::int64_t rows, std::int64_t n) {
         T* u = column.get();
-        for (std::int64_t first = 0; first < rows; first += V * W) {
-            Vec<T> extra[V] = {}, high[V], low[V];
-            split(rest + first, high, low);
-            for (int i = 0; i < V * W; ++i)
-                if (broken[first + i]) extra[i / W][i % W] = std::numeric_limits<T>::quiet_NaN();
-            for (std::int64_t j = 0; j < n; ++j)
-                for (int v = 0; v < V; ++v) {
-                    T* at = u + j * kLanes + first + v * W;
-                    Vec<T> p, r;
-                    const Vec<T> d = (load<T>(at) - high[v]) - low[v];
-                    family.kind == Kind::square ? weigh_lane<Kind::square>(family, d, p, r) : weigh_lane<Kind::ramp>(family, d, p, r);
-                    store<T>(at, p + extra[v]);
-                }
+        for (std::int64_t first = 0; first < rows; first += W) {
+            Vec<T> extra{}, high, low;
+            split<1>(rest + first, &high, &low);
+            for (int i = 0; i < W; ++i)
+                if (broken[first + i]) extra[i] = std::numeric_limits<T>::quiet_NaN();
+            for (std::int64_t j = 0; j < n; ++j) {
+                T* at = u + j * kLanes + first;
+                Vec<T> p, r;
+                const Vec<T> d = (load<T>(at) - high) - low;
+                family.kind == Kind::square ? weigh_lane<Kind::square>(family, d, p, r) : weigh_lane<Kind::ramp>(family, d, p, r);
+                store<T>(at, p + extra);
+            }
         }
         return u;
     }
@@ -52,7 +51,7 @@ struct ShortRows {
             const Vec<T> d = ((load<T>(x + j) - centre) - high) - low;
             unsigned bits = above<T>(d, none);
             if (n - j < W) bits &= (1u << (n - j)) - 1;
-            if (bits) found += append<T>(bits, d, first + std::int32_t(j), distance + found, key + found);
+            found += append<T>(bits, d, first + std::int32_t(j), distance + found, key + found);  // a branch is guessed wrong
         }
         return found;
     }
@@ -62,6 +61,12 @@ struct ShortRows {
     }
 
     template <Kind K>
+    void lanes(const Family<T>& family, std::int64_t n, T* u, std::int64_t first, std::int64_t rows) {
+        if (rows > 2 * W) return lanes<K, 3>(family, n, u, first);
+        if (rows > W) return lanes<K, 2>(family, n, u, first);
+        lanes<K, 1>(family, n, u, first);
+    }
+    template <Kind K, int V>
     void lanes(const Family<T>& family, std::int64_t n, T* u, std::int64_t first) {
         const Vec<T> hidden = fill<T>(-std::numeric_limits<T>::infinity()), most = fill<T>(std::numeric_limits<T>::max());
         Vec<T> best[V];
@@ -80,9 +85,10 @@ struct ShortRows {
         }
         for (std::int64_t j = 0; j < n; ++j)
             for (int v = 0; v < V; ++v) store<T>(u + j * kLanes + v * W, load<T>(u + j * kLanes + v * W) - best[v]);
-        threshold<K>(family, n, u, rest + first);
+        threshold<K, V>(family, n, u, rest + first);
     }
 
+    template <int V>
     static void split(const double* at, Vec<T>* high, Vec<T>* low) {
         T whole[V * W], left[V * W];
         for (int i = 0; i < V * W; ++i) {
@@ -96,43 +102,45 @@ struct ShortRows {
     }
 
     // Newton's steps from the left, as in `newton`; a lane that has arrived stays where it is.
-    template <Kind K>
+    template <Kind K, int V>
     static void threshold(const Family<T>& family, std::int64_t n, const T* u, double* at) {
         constexpr double ulp = std::numeric_limits<T>::epsilon();
         const double tolerance = K == Kind::square ? 0.25 * std::sqrt(ulp) : 0.25 * ulp, room = family.room(1);
-        double running[V * W], mass[V * W], slope[V * W];
+        double running[V * W], mass[V * W], slope[V * W], before[V * W] = {};
         for (int i = 0; i < V * W; ++i) running[i] = 1, at[i] = -room;
         for (int k = 0; k < 60; ++k) {
-            sums<K>(family, n, u, at, mass, slope);
+            for (int i = 0; i < V * W; ++i) at[i] = running[i] != 0 ? double(T(at[i])) : at[i];  // where sums are taken
+            sums<K, V>(n, u, at, mass, slope);
             double any = 0;
             for (int i = 0; i < V * W; ++i) {
                 const double gain = K == Kind::square ? 2 - 2 / std::sqrt(mass[i]) : 1 - 1 / mass[i];
                 const double step = mass[i] * gain / slope[i];
                 const double taken = step == step ? step : 0;  // a row without keys, or with NaN
                 at[i] += running[i] * taken;
-                running[i] = std::fabs(taken) * slope[i] > tolerance * mass[i] ? running[i] : 0;
+                const bool arrived = K == Kind::ramp && slope[i] == before[i];  // the same keys again: the sum is linear
+                running[i] = !arrived && std::fabs(taken) * slope[i] > tolerance * mass[i] ? running[i] : 0;
+                before[i] = slope[i];
                 any += running[i];
             }
             if (any == 0) return;
         }
     }
 
-    template <Kind K>
-    static void sums(const Family<T>& family, std::int64_t n, const T* u, const double* at, double* mass, double* slope) {
+    template <Kind K, int V>
+    static void sums(std::int64_t n, const T* u, const double* at, double* mass, double* slope) {
         const Vec<T> none{}, one = fill<T>(1);
         Vec<T> high[V], low[V];
-        split(at, high, low);
+        split<V>(at, high, low);
         for (int i = 0; i < V * W; ++i) mass[i] = slope[i] = 0;
         for (std::int64_t start = 0; start < n; start += kShort) {  // short sums in T, long ones in double
             const std::int64_t stop = std::min(start + kShort, n);
             Vec<T> p[V] = {}, r[V] = {};
             for (std::int64_t j = start; j < stop; ++j)
                 for (int v = 0; v < V; ++v) {
-                    const Vec<T> d = at_least<T>((load<T>(u + j * kLanes + v * W) - high[v]) - low[v], 0);
-                    if constexpr (K == Kind::square) {
-                        const Vec<T> y = d * family.e;
-                        p[v] += y * y;
-                        r[v] += y;
+                    const Vec<T> d = at_least<T>(load<T>(u + j * kLanes + v * W) - high[v], 0);
+                    if constexpr (K == Kind::square) {  // of y = d / 2, below
+                        p[v] += d * d;
+                        r[v] += d;
                     } else {
                         p[v] += d;
                         r[v] += d > none ? one : none;
@@ -144,8 +152,8 @@ struct ShortRows {
                 store<T>(short_slope + v * W, r[v]);
             }
             for (int i = 0; i < V * W; ++i) {
-                mass[i] += double(short_mass[i]);
-                slope[i] += double(short_slope[i]);
+                mass[i] += double(short_mass[i]) * (K == Kind::square ? 0.25 : 1);
+                slope[i] += double(short_slope[i]) * (K == Kind::square ? 0.5 : 1);
             }
         }
     }
@@ -165,7 +173,7 @@ struct ShortRows {
 #endif
         for (; i < rows; ++i)
             for (std::int64_t j = 0; j < n; ++j) u[j * kLanes + i] = x[i][j];
-        for (i = 0; i < padded(rows, V * W); ++i)
+        for (i = 0; i < padded(rows, W); ++i)
             for (std::int64_t j = i < rows ? sizes[i] : 0; j < n; ++j) u[j * kLanes + i] = -std::numeric_limits<T>::infinity();
     }
 };
