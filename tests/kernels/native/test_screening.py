@@ -80,7 +80,8 @@ STRUCTURES = {
 def test_structures(name, alpha):
     q, k, v = operands(spread=4.0)
     kwargs = STRUCTURES[name]
-    assert_same_bits(lambda: [fl.attention(q, k, v, fl.Tsallis(alpha), **kwargs)])
+    screened = name not in ("table", "per key")  # biases that differ from key to key
+    assert_same_bits(lambda: [fl.attention(q, k, v, fl.Tsallis(alpha), **kwargs)], screened)
 
 
 @pytest.mark.parametrize("dim", [1, 7, 16, 40, 65, 130])

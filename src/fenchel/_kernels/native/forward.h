@@ -333,6 +333,7 @@ struct Forward {
                 const T* q = queries.get() + (first + i) * wide;
                 if (!screen.limit(first + i, q, part, r.cut, scores.most_added(r.query, mine[i]), limit[i])) return false;
                 any = any || limit[i] < std::numeric_limits<std::int32_t>::max();
+                if (any && scores.has_bias()) return false;  // one bound for all biases of a chunk is too wide
             }
             screened_rows += n;
             if (!any) return true;

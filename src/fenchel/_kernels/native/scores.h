@@ -117,6 +117,7 @@ struct Scores {
         return bias < least ? bias : sum < least ? least : sum;
     }
 
+    bool has_bias() const { return relative || of_key; }
     // Can single keys be finished, and their biases bounded without reading them all?
     bool screenable() const { return !p.bias.data && !holes && !(p.softcap > 0); }
     // The same as `finish` of one key.
