@@ -206,3 +206,11 @@ def test_masses_that_no_number_holds(alpha):
     found = fl.attention(few, k[..., :1000, :], v[..., :1000, :], fl.Tsallis(alpha), base=masses)
     wanted = fl.attention(few, k[..., seen, :], v[..., seen, :], fl.Tsallis(alpha))
     assert (found - wanted).abs().max() < 1e-5
+
+
+def test_tiny_masses_of_the_keys_that_are_left():
+    """What is hidden by a key's own mass of none leaves a row with far keys only."""
+    q, k, v = draw(0, 1, 2, 20, 16), draw(1, 1, 2, 3000, 16), draw(2, 1, 2, 3000, 16)
+    seen = torch.where(torch.arange(3000) < 1400, -math.inf, 5.0)
+    base = P.ALiBi(2) * P.Preference(seen)
+    assert_as_in_torch(lambda: fl.attention(q, k, v, fl.Tsallis(1.5), base=base))

@@ -237,7 +237,8 @@ def _smallest(table: Tensor) -> float:
 def _least_of_largest(masses: Structure, seen: Structure | None) -> float:
     """A lower bound on the log of the largest mass that any row sees, if it sees any."""
     least = 0.0
-    by_all = None if seen is None else _seen_by_all(seen)
+    some_hidden = masses.of_key is not None and has(masses.of_key == -torch.inf)
+    by_all = None if seen is None or some_hidden else _seen_by_all(seen)
     if masses.relative is not None:
         table = masses.relative.detach()
         least += _smallest(table if by_all is None else table[..., by_all].amax(-1))

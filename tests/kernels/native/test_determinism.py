@@ -95,7 +95,7 @@ STRUCTURES = {
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 2.5])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_supports_without_room_are_found_again(monkeypatch, name, alpha, dtype):
-    """Few keys carry weight, and none of them is saved: every bit of the derivatives is the same."""
+    """Few keys carry weight, and none of them is saved: the derivatives are the same bits."""
 
     def results(room):
         monkeypatch.setattr(kernels, "ROOM", room)

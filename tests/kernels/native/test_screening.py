@@ -1,6 +1,8 @@
-"""Keys that are dropped by products of rounded operands could not have carried weight: same bits."""
+"""Keys dropped by products of rounded operands could not have carried weight: the same bits."""
 
 import math
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -157,3 +159,43 @@ def test_gradients_groups_and_packs():
 
     assert_same_bits(packed)
     assert_same_bits(grouped)
+
+
+def test_biases_that_cancel():
+    """Each is large, and rounds; their sum is nothing."""
+    q, k, v = operands(spread=4.0)
+    table = P.RelativeBuckets(torch.full((32, 2), 1e7))
+    bias = table * P.Preference(torch.full((1100,), -1e7))
+    assert_same_bits(
+        lambda: [fl.attention(q, k, v, fl.Tsallis(2.0), attn_mask=bias)], screened=False
+    )
+
+
+GUARDED = """
+import ctypes, mmap, torch, fenchel as fl
+keys, width, page = 1025, 64, mmap.PAGESIZE  # the last panel holds one key
+size = keys * width * 4
+pages = -(-size // page)
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+start = libc.mmap(None, (pages + 1) * page, access, kind, -1, 0)
+assert libc.mprotect(start + pages * page, page, 0) == 0
+numbers = (ctypes.c_float * (keys * width)).from_address(start + pages * page - size)
+k = torch.frombuffer(numbers, dtype=torch.float32).view(1, 1, keys, width)
+torch.manual_seed(0)
+k.copy_(-1 + 0.3 * torch.randn(k.shape))  # all scores are negative, and so is the cut
+q, v = 4 + torch.randn(1, 1, 100, width), torch.randn(1, 1, keys, 16)
+before = fl._kernels.library.loaded().screened
+fl.attention(q, k, v, fl.Tsallis(1.5))
+print(fl._kernels.library.loaded().screened > before)
+"""
+
+
+def test_nothing_beyond_the_keys_is_read():
+    """A page that may not be read follows the keys."""
+    run = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "True"

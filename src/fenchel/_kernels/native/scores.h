@@ -1,5 +1,9 @@
 // What the scores of a head hold beside the product: softcap, bias, mask, masses, and which keys a query sees.
 
+struct Added {
+    double most, size;  // the sum of two terms, and of their sizes: rounding goes by these
+};
+
 template <class T>
 struct Scores {
     const AttentionProblem& p;
@@ -129,9 +133,10 @@ struct Scores {
         return mask[key * p.mask.stride[3]] ? x : -std::numeric_limits<T>::infinity();
     }
     // The most that is added to a score of these keys; NaN where something is not finite.
-    double most_added(std::int64_t query, const Range& part) const {
-        return (relative ? most(relative + (part.from - query), part.size()) : 0) +
-               (of_key ? most(of_key + part.from, part.size()) : 0);
+    Added most_added(std::int64_t query, const Range& part) const {
+        const double by_position = relative ? most(relative + (part.from - query), part.size()) : 0;
+        const double by_key = of_key ? most(of_key + part.from, part.size()) : 0;
+        return {by_position + by_key, std::fabs(by_position) + std::fabs(by_key)};
     }
     static double most(const T* x, std::int64_t n) {
         constexpr int W = Lanes<T>::W;

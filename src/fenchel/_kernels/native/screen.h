@@ -157,14 +157,14 @@ class Screen<float> {
         for (Rounded& q : query_) q = Rounded();
     }
 
-    // What a product of row i with a key of the chunk must exceed for the score to exceed the cut, given that at most
-    // `bias` is added. False where no product is too small.
-    bool limit(std::int64_t i, const float* query, const Range& part, double cut, double bias, std::int32_t& limit) {
+    // What a product of row i with a key of the chunk must exceed for the score to exceed the cut, given the most that
+    // is added to it. False where no product is too small.
+    bool limit(std::int64_t i, const float* query, const Range& part, double cut, const Added& added, std::int32_t& limit) {
         const Rounded &q = query_of(i, query), &k = chunk(part);
         const double half = std::sqrt(double(wide_)) / 2, most = q.norm * k.norm;
         const double rounding = half * (q.step * k.norm + k.step * (q.norm + half * q.step));
-        const double sums = (double(dim_) + 8) * 0x1p-23 * most + 0x1p-22 * (std::fabs(bias) + std::fabs(cut)) + 1e-30;
-        const double least = (cut - bias) - rounding - sums;
+        const double sums = (double(dim_) + 8) * 0x1p-23 * most + 0x1p-22 * (added.size + std::fabs(cut)) + 1e-30;
+        const double least = (cut - added.most) - rounding - sums;
         if (!(std::fabs(least) < HUGE_VAL) || !(most < 1e38) || least < -most) return false;
         limit = least > most + rounding ? std::numeric_limits<std::int32_t>::max()
                                         : std::int32_t(std::floor(least / (q.step * k.step)));
@@ -180,6 +180,8 @@ class Screen<float> {
             unsigned bits[kRows], any = 0;
             const float* panel = panels_.data.get() + (from - held_.from) * pairs;
             strip(rows, pairs, rounded_query_.get() + i * pairs, panel, limit, bits);
+            if (seen.to - from < P)  // what fills the last panel up is no key
+                for (std::int64_t j = 0; j < rows; ++j) bits[j] &= (1u << (seen.to - from)) - 1;
             for (std::int64_t j = 0; j < rows; ++j) any |= bits[j];
             if (!any) continue;
             for (std::int64_t j = 0; j < rows; ++j)
