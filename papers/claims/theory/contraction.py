@@ -447,5 +447,4 @@ def _with_heads(generator: torch.Generator, start: Empirical) -> tuple[Tensor, T
     each = attended((x @ x.mT / 50).unsqueeze(1), x.unsqueeze(1) @ values.mT)
     joined = (each @ outputs.mT).sum(1)  # (seeds, heads, n, 2) -> (seeds, n, 2)
     stack = measures.flow(start, [layer] * 50)
-    first = stack[1].points - 0.5 * joined.tanh() - number(*_SHIFT)
-    return first, stack[-1].points - point
+    return stack[1].points - 0.5 * joined.tanh() - number(*_SHIFT), stack[-1].points - point

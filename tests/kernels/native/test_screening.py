@@ -10,14 +10,16 @@ import torch
 
 import fenchel as fl
 from fenchel._kernels import library
+from tests import needs
 from tests.kernels.native.cases import needs_library
 
 P = fl.priors
 pytestmark = [
     needs_library,
-    pytest.mark.skipif(
-        library.loaded() is not None and library.loaded().variant == "plain",
-        reason="this processor has no AVX2, and so no screening",
+    needs.unless(
+        library.loaded() is None or library.loaded().variant != "plain",
+        "AVX2 is absent, and with it screening",
+        "screening",
     ),
 ]
 HALF = fl.Tsallis(1.5)
