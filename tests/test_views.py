@@ -14,16 +14,16 @@ def row(seed=0, length=6):
     return torch.randn(length, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
 
 
-def close(a, b, bound=1e-13):
+def assert_close(a, b, bound=1e-13):
     assert (a - b).abs().max() <= bound
 
 
 def test_gradient_of_the_log_sum_exp_potential_is_the_weights():
     scores = row()
     gradient = torch.func.grad(lambda s: fl.solve(s, fl.Shannon(TAU)).potential)(scores)
-    close(gradient, torch.softmax(scores / TAU, -1))
+    assert_close(gradient, torch.softmax(scores / TAU, -1))
     potential = fl.solve(scores, fl.Shannon(TAU)).potential
-    close(potential, TAU * torch.logsumexp(scores / TAU, -1))
+    assert_close(potential, TAU * torch.logsumexp(scores / TAU, -1))
 
 
 def test_hessian_of_the_potential_is_temperature_times_fisher():
@@ -31,10 +31,10 @@ def test_hessian_of_the_potential_is_temperature_times_fisher():
     solution = fl.solve(scores, fl.Shannon(TAU))
     hessian = torch.func.hessian(lambda s: fl.solve(s, fl.Shannon(TAU)).potential)(scores)
     p = solution.weights
-    close(hessian, (p.diag() - torch.outer(p, p)) / TAU)
-    close(solution.hessian(), hessian)
-    close(solution.fisher(), hessian / TAU)
-    close(solution.fisher(), (p.diag() - torch.outer(p, p)) / TAU**2)
+    assert_close(hessian, (p.diag() - torch.outer(p, p)) / TAU)
+    assert_close(solution.hessian(), hessian)
+    assert_close(solution.fisher(), hessian / TAU)
+    assert_close(solution.fisher(), (p.diag() - torch.outer(p, p)) / TAU**2)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 3.0])
@@ -44,7 +44,7 @@ def test_fisher_is_the_second_moment_of_the_score_function(alpha):
     p = solution.weights
     jacobian = torch.func.jacrev(lambda s: fl.solve(s, fl.Tsallis(alpha, TAU)).weights)(scores)
     expected = sum(torch.outer(j, j) / q for j, q in zip(jacobian, p, strict=True) if q > 0)
-    close(solution.fisher(), expected, 1e-11 * (1 + expected.abs().max()))
+    assert_close(solution.fisher(), expected, 1e-11 * (1 + expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -52,11 +52,11 @@ def test_gradient_is_response_times_advantage(name):
     scores, utility = row(1, 4).requires_grad_(), row(2, 4)
     solution = fl.solve(scores, FAMILIES[name]())
     (gradient,) = torch.autograd.grad((solution.weights * utility).sum(), scores)
-    close(solution.gradient(utility), gradient, 1e-12)
+    assert_close(solution.gradient(utility), gradient, 1e-12)
     escort = solution.escort()
-    close(solution.advantage(utility), utility - (escort * utility).sum())
+    assert_close(solution.advantage(utility), utility - (escort * utility).sum())
     # A constant utility is no advantage to anyone.
-    close(solution.advantage(torch.ones_like(utility)), torch.zeros(4, dtype=DOUBLE))
+    assert_close(solution.advantage(torch.ones_like(utility)), torch.zeros(4, dtype=DOUBLE))
 
 
 def test_softmax_gradient_as_utility_minus_mean():
@@ -64,7 +64,7 @@ def test_softmax_gradient_as_utility_minus_mean():
     scores, loss = row(1).requires_grad_(), row(2)
     p = fl.solve(scores, fl.Shannon(TAU)).weights
     (gradient,) = torch.autograd.grad((p * loss).sum(), scores)
-    close(gradient, p / TAU * (loss - (p * loss).sum()))
+    assert_close(gradient, p / TAU * (loss - (p * loss).sum()))
 
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
@@ -72,9 +72,9 @@ def test_escort_is_the_gradient_of_the_threshold(alpha):
     scores = row() / 2
     solution = fl.solve(scores, fl.Tsallis(alpha))
     gradient = torch.func.grad(lambda s: fl.solve(s, fl.Tsallis(alpha)).threshold)(scores)
-    close(solution.escort(), gradient)
+    assert_close(solution.escort(), gradient)
     power = torch.where(solution.support, solution.weights ** (2 - alpha), 0.0)
-    close(solution.escort(), power / power.sum())
+    assert_close(solution.escort(), power / power.sum())
 
 
 def test_policy_gradient_with_any_baseline():
@@ -85,7 +85,7 @@ def test_policy_gradient_with_any_baseline():
     score = torch.func.jacrev(lambda s: fl.entmax(s, 1.5))(scores)[p > 0] / p[p > 0, None]
     for baseline in (0.0, 1.7):
         expectation = (p[p > 0, None] * (utility[p > 0] - baseline)[:, None] * score).sum(0)
-        close(expectation, solution.gradient(utility), 1e-12)
+        assert_close(expectation, solution.gradient(utility), 1e-12)
 
 
 def test_natural_gradient_identity():
@@ -93,11 +93,11 @@ def test_natural_gradient_identity():
     scores, loss = row(5), row(6)
     solution = fl.solve(scores, fl.Shannon(TAU))
     natural = torch.linalg.pinv(solution.fisher(), hermitian=True) @ solution.gradient(loss)
-    close(natural, TAU * (loss - loss.mean()), 1e-11)
+    assert_close(natural, TAU * (loss - loss.mean()), 1e-11)
     step = 0.3
     moved = fl.solve(scores - step * natural, fl.Shannon(TAU)).weights
     multiplied = solution.weights * (-step * loss).exp()
-    close(moved, multiplied / multiplied.sum(), 1e-12)
+    assert_close(moved, multiplied / multiplied.sum(), 1e-12)
 
 
 def test_divergence_is_half_the_fisher_form():
@@ -122,4 +122,4 @@ def test_gap_of_shannon_is_the_divergence():
     solution = fl.solve(row(9), fl.Shannon(TAU))
     other = fl.softmax(row(10))
     expected = TAU * (other * (other / solution.weights).log()).sum()
-    close(replace(solution, weights=other).gap, expected)
+    assert_close(replace(solution, weights=other).gap, expected)

@@ -30,8 +30,11 @@ def test_caches_do_not_remember_modes_of_torch():
         layer(features, scores)
     layer(features.requires_grad_(), scores).context.sum().backward()
     other = fl.nn.ContinuousAttention2d((3, 3), functions=4)
-    torch.func.grad(lambda s: other(features.detach(), s).context.sum())(scores)
+    gradient = torch.func.grad(lambda s: other(features.detach(), s).context.sum())(scores)
     torch.save(other, "/dev/null")
+    assert features.grad is not None
+    assert features.grad.isfinite().all()
+    assert gradient.isfinite().all()
 
 
 def test_a_basis_that_is_changed_later_does_not_reach_the_module():

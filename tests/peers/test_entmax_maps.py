@@ -31,7 +31,7 @@ def scores(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """A few dozen roundings of a weight."""
     limit = 64 * torch.finfo(actual.dtype).eps
     torch.testing.assert_close(actual, expected.to(actual.dtype), rtol=0, atol=limit)
@@ -41,10 +41,10 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_search_and_bisection_are_the_same_map(dtype: torch.dtype, scale: float) -> None:
     x = scores(4, 6, scale=scale).to(dtype)
-    close(ours.sparsemax_bisect(x), ours.sparsemax(x))
-    close(ours.entmax_bisect(x, alpha=2.0), ours.sparsemax(x))
-    close(ours.entmax_bisect(x, alpha=1.5), ours.entmax15(x))
-    close(ours.budget_bisect(x, budget=1), ours.sparsemax(x))
+    assert_close(ours.sparsemax_bisect(x), ours.sparsemax(x))
+    assert_close(ours.entmax_bisect(x, alpha=2.0), ours.sparsemax(x))
+    assert_close(ours.entmax_bisect(x, alpha=1.5), ours.entmax15(x))
+    assert_close(ours.budget_bisect(x, budget=1), ours.sparsemax(x))
 
 
 @pytest.mark.parametrize("scale", [1e-5, 0.5, 1e4])
@@ -62,7 +62,7 @@ def test_normmax_by_hand(dtype: torch.dtype) -> None:
     / 13 the threshold is 0, and a score at it or below gets nothing."""
     x = torch.tensor([3, 4, 12, 0, -1], dtype=dtype) / 13
     expected = torch.tensor([3, 4, 12, 0, 0], dtype=dtype) / 19
-    close(ours.normmax_bisect(x, alpha=2.0, dim=0), expected)
+    assert_close(ours.normmax_bisect(x, alpha=2.0, dim=0), expected)
 
 
 def test_normmax_of_a_large_alpha_is_nearly_uniform() -> None:
@@ -85,7 +85,7 @@ def test_normmax_of_a_large_alpha_is_nearly_uniform() -> None:
 )
 def test_budget_by_hand(row: list[float], budget: float, weights: list[float]) -> None:
     x = torch.tensor(row, dtype=torch.float64)
-    close(ours.budget_bisect(x, budget=budget, dim=0), torch.tensor(weights))
+    assert_close(ours.budget_bisect(x, budget=budget, dim=0), torch.tensor(weights))
 
 
 @every_map
@@ -132,7 +132,7 @@ def test_one_alpha_for_each_row_of_any_axis(dim: int) -> None:
     p = ours.entmax_bisect(x, alpha=alpha, dim=dim)
     rows = [[slice(None)] if axis == dim else range(size) for axis, size in enumerate(shape)]
     for index in product(*rows):
-        close(p[index], ours.entmax_bisect(x[index], alpha=alpha[index].item()))
+        assert_close(p[index], ours.entmax_bisect(x[index], alpha=alpha[index].item()))
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -152,7 +152,7 @@ def test_masked_keys_get_nothing_and_change_nothing(name: str, dtype: torch.dtyp
     masked[:, 3:] = -torch.inf
     p = MAPS[name](masked)
     assert bool((p[:, 3:] == 0).all())
-    close(p[:, :3], MAPS[name](x[:, :3]))
+    assert_close(p[:, :3], MAPS[name](x[:, :3]))
 
 
 @every_map

@@ -23,7 +23,7 @@ NATIVE = "_kernels/_native.so"
 MOST_LINES = 36_000  # of Python and C++; 57,455 before papers and benchmarks left
 
 
-def run(*words, cwd, **environment):
+def assert_runs(*words, cwd, **environment):
     done = subprocess.run(
         [str(word) for word in words],
         cwd=cwd,
@@ -53,19 +53,21 @@ def source(tmp_path_factory) -> Path:
 def built(source, tmp_path_factory) -> Path:
     needs.package("build", "the wheel and the source distribution")
     out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, source, cwd=source)
+    assert_runs(sys.executable, "-m", "build", "--outdir", out, source, cwd=source)
     return out
 
 
-def works(package: Path, kernels: str, folder: Path, python: str, **environment: str) -> None:
+def assert_works(
+    package: Path, kernels: str, folder: Path, python: str, **environment: str
+) -> None:
     """Installed into a fresh environment, used in an empty folder."""
-    run(python, "-m", "venv", folder / "env", cwd=folder)
+    assert_runs(python, "-m", "venv", folder / "env", cwd=folder)
     inner, empty = folder / "env" / "bin" / "python", folder / "empty"
     pip = (inner, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     wanted = f"{package}[hf,report,transport]"
-    run(*pip, "-c", ROOT / "constraints.txt", wanted, cwd=folder, **environment)
+    assert_runs(*pip, "-c", ROOT / "constraints.txt", wanted, cwd=folder, **environment)
     empty.mkdir()
-    run(inner, SMOKE, kernels, cwd=empty)
+    assert_runs(inner, SMOKE, kernels, cwd=empty)
 
 
 def code_lines(archive: zipfile.ZipFile) -> int:
@@ -100,7 +102,7 @@ def test_the_wheel_holds_the_library_and_nothing_else(built):
 def test_the_wheel_works_elsewhere(built, tmp_path, version):
     python = needs.python(version, f"the wheel under Python {version}")
     (wheel,) = built.glob("*.whl")
-    works(wheel, "native" if COMPILED else "plain", tmp_path, python)
+    assert_works(wheel, "native" if COMPILED else "plain", tmp_path, python)
 
 
 @pytest.mark.slow
@@ -111,13 +113,13 @@ def test_the_source_distribution_installs_without_a_compiler(built, tmp_path):
     assert {"constraints.txt", "setup.py", "src/fenchel/_kernels/native/entry.cpp"} <= held
     assert not {name.split("/")[0] for name in held} & {"papers", "benchmarks", "tests"}
     nowhere = dict.fromkeys(("CC", "CXX", "LDSHARED"), "/nonexistent/compiler")
-    works(sdist, "plain", tmp_path, sys.executable, **nowhere)
+    assert_works(sdist, "plain", tmp_path, sys.executable, **nowhere)
 
 
 @pytest.mark.slow
 def test_every_extra_resolves(tmp_path):
     pip = (sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed")
-    run(*pip, "-c", ROOT / "constraints.txt", f"{ROOT}[all]", cwd=tmp_path)
+    assert_runs(*pip, "-c", ROOT / "constraints.txt", f"{ROOT}[all]", cwd=tmp_path)
 
 
 def test_the_version_is_the_same_everywhere():

@@ -17,14 +17,8 @@ from papers.tests.experiments.short_runs import (
     TRAINING,
     train_line,
     train_vit,
-    vit_study,
 )
 from papers.tests.experiments.tiny import Line
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return vit_study(tmp_path_factory.mktemp("data"))
 
 
 def test_it_learns(study, tmp_path):

@@ -17,14 +17,8 @@ from papers.tests.experiments.short_runs import (
     stop_at,
     train_line,
     train_vit,
-    vit_study,
 )
 from papers.tests.experiments.tiny import Line
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return vit_study(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ template <class T>
 struct Forward {
     const AttentionProblem& p;
     Scores<T> scores;
-    Panels<T> panels;
+    Panels<T> panels, query_panels;
     Rows<T> keys, values;
     Buffer<T> queries, chunk, candidate_score, candidate_mass, chunk_mass, sum_of_values, dense_sums, few_values;
     Buffer<std::int32_t> candidate_key;
@@ -20,7 +20,7 @@ struct Forward {
     bool values_later = false;
     enum class Answer { unasked, no, yes } finite_values = Answer::unasked;
 
-    static constexpr std::int64_t kDenseRow = 64;  // keys: of fewer, all values are read
+    static constexpr std::int64_t kDenseRow = 128;  // keys: of fewer, all values are read
     static constexpr std::int64_t kCrowded = 24;   // one key in so many is scored as fast with all the others
     static constexpr std::int64_t kStride = kChunk + 16;  // a row of scores may end inside a vector
 
@@ -61,13 +61,12 @@ struct Forward {
         }
     }
 
-    // Few queries: those of all heads that read one key head together, keys packed as they are met.
-    void run_few(const Sequence& s, std::int64_t kv) {
+    // Few queries: those of the heads from .. to - 1 that read one key head together, keys packed as they are met.
+    void run_few(const Sequence& s, std::int64_t kv, std::int64_t from, std::int64_t to) {
         if (s.queries == 0) return;
-        const std::int64_t repeats = p.heads / p.kv_heads, all = repeats * s.queries;
         const std::int64_t together = kBlock / s.queries * s.queries;  // a head's rows share a pool: whole heads
-        for (std::int64_t first = 0; first < all; first += together) {
-            const std::int64_t rows = std::min(together, all - first);
+        for (std::int64_t first = from * s.queries; first < to * s.queries; first += together) {
+            const std::int64_t rows = std::min(together, to * s.queries - first);
             prepare_few(s, kv, first, rows);
             block(s, rows, true);
         }
@@ -134,7 +133,7 @@ struct Forward {
     }
 
     void prepare(const Sequence& s, Row& r, std::int64_t h, std::int64_t query, const Range& near, std::int64_t i) {
-        r = Row();
+        new (&r) Row;  // without brackets: with them, a row is cleared, then written again
         r.h = h;
         r.query = query;
         r.seen = scores.visible(query, near);
@@ -208,14 +207,13 @@ struct Forward {
             if (row[i].is_short) widen(all, row[i].seen);
         if (all.empty()) return;
         if (few) hold_keys(s, {all.from / kColumns<T> * kColumns<T>, all.to});
-        score_short(rows);
         std::int64_t members[kBlock];
         for (std::int64_t first = 0; first < rows; ++first) {
             if (!row[first].is_short || row[first].found.tightened) continue;
             std::int64_t n = 0;
             for (std::int64_t i = first; i < rows; ++i)
                 if (row[i].is_short && row[i].family.eps == row[first].family.eps) members[n++] = i;
-            solve_short(s, members, n);
+            solve_short(s, members, n, rows);
         }
     }
 
@@ -237,30 +235,53 @@ struct Forward {
         }
     }
 
-    void solve_short(const Sequence& s, const std::int64_t* members, std::int64_t rows) {
-        const T* x[kBlock];
+    void solve_short(const Sequence& s, const std::int64_t* members, std::int64_t rows, std::int64_t block_rows) {
         std::int64_t n = 0, sizes[kBlock];
-        for (std::int64_t k = 0; k < rows; ++k) n = std::max(n, row[members[k]].seen.size());
-        for (std::int64_t k = 0; k < rows; ++k) {
-            Row& r = row[members[k]];
-            x[k] = r.x;
-            sizes[k] = r.seen.size();
-            if (scores.h != r.h) scores.enter(*scores.s, r.h);
-            if (!scores.plain()) scores.finish(r.x, r.query, r.seen.from, r.seen.to);
-        }
-        short_rows.solve(row[members[0]].family, rows, n, x, sizes);
-        if (expect_by_lanes(s, members, rows, n)) return;
+        for (std::int64_t k = 0; k < rows; ++k) n = std::max(n, sizes[k] = row[members[k]].seen.size());
+        const bool lanes = stays_in_lanes(s, members, rows, n);
+        T* u = short_rows.reserve(n);
+        if (lanes && scores.plain() && rows == block_rows) score_columns(rows, n, sizes, u);
+        else score_rows(members, rows, n, block_rows, u);
+        short_rows.solve(row[members[0]].family, rows, n, sizes);
+        if (lanes) return expect_by_lanes(s, members, rows, n);
         for (std::int64_t k = 0; k < rows; ++k) take_short(row[members[k]], k);
     }
 
-    // Rows of a few keys that nobody asks about again: their weights meet the values as they are. The same products
-    // in the same order as in `expect_by_tiles`.
-    bool expect_by_lanes(const Sequence& s, const std::int64_t* members, std::int64_t rows, std::int64_t n) {
-        const std::int64_t from = row[members[0]].seen.from, wide = padded(p.value_dim, kColumns<T>);
+    // Whether these rows have the same first key, few keys, and nobody asks about their supports.
+    bool stays_in_lanes(const Sequence& s, const std::int64_t* members, std::int64_t rows, std::int64_t n) {
+        const std::int64_t from = row[members[0]].seen.from;
         if (p.capacity || p.dropout > 0 || n > kDenseRow || from % kShortChunk) return false;
         for (std::int64_t k = 0; k < rows; ++k)
             if (row[members[k]].seen.from != from) return false;
-        if (!tiles_are_safe(s)) return false;
+        return tiles_are_safe(s);
+    }
+    void score_rows(const std::int64_t* members, std::int64_t rows, std::int64_t n, std::int64_t block_rows, T* u) {
+        const T* x[kBlock];
+        if (!row[members[0]].x) score_short(block_rows);
+        for (std::int64_t k = 0; k < rows; ++k) {
+            Row& r = row[members[k]];
+            x[k] = r.x;
+            if (scores.h != r.h) scores.enter(*scores.s, r.h);
+            if (!scores.plain()) scores.finish(r.x, r.query, r.seen.from, r.seen.to);
+        }
+        short_rows.flip(x, rows, n, u);
+    }
+    // u[key][row]: queries in panels instead of keys, so that scores come as lanes need them. The sums of
+    // `score_short`, with its factors exchanged.
+    void score_columns(std::int64_t rows, std::int64_t n, const std::int64_t* sizes, T* u) {
+        constexpr std::int64_t P = kColumns<T>;
+        query_panels.pack_all(queries.get(), padded(p.dim, P), rows, p.dim);
+        for (std::int64_t first = 0; first < rows; first += P) {
+            std::int64_t seen = 0;
+            for (std::int64_t i = first; i < std::min(first + P, rows); ++i) seen = std::max(seen, sizes[i]);
+            strip<T>(seen, p.dim, keys.row(row[0].seen.from), keys.ld, 1, query_panels.data.get() + first * p.dim, P,
+                     u + first, ShortRows<T>::kLanes, false);
+        }
+    }
+
+    // Weights meet the values as they are: the same products in the same order as in `expect_by_tiles`.
+    void expect_by_lanes(const Sequence& s, const std::int64_t* members, std::int64_t rows, std::int64_t n) {
+        const std::int64_t from = row[members[0]].seen.from, wide = padded(p.value_dim, kColumns<T>);
         const T* w = short_rows.weigh(row[members[0]].family, rows, n);
         T* out = dense_sums.reserve(kBlock * wide);
         product<T>(rows, wide, n, w, 1, ShortRows<T>::kLanes, values.row(from), values.ld, out, wide, false);
@@ -270,7 +291,6 @@ struct Forward {
             r.done = true;
             write_row<T>(p.output, p.output.at(s.batch, r.h, s.first_query + r.query), p.output.stride[3], p.value_dim, out + k * wide);
         }
-        return true;
     }
 
     // Distances of the support become candidates that are solved.

@@ -14,11 +14,15 @@ struct ShortRows {
     double rest[kLanes];
     bool broken[kLanes];
 
-    // Rows of up to n keys, hidden ones -inf, in memory that may be read as far as the longest row goes. `top` is the
-    // largest score, and the threshold top + rest; rows without any key have top = -inf. Square and ramp only.
-    void solve(const Family<T>& family, std::int64_t rows, std::int64_t n, const T* const* x, const std::int64_t* sizes) {
-        T* u = column.reserve((n + 8) * kLanes);
-        flip(x, rows, n, sizes, u);
+    // Memory for the scores of rows of up to n keys, [key][row].
+    T* reserve(std::int64_t n) { return column.reserve((n + 8) * kLanes); }
+
+    // Of the scores that were put there, -inf where a key is hidden. `top` is the largest score, and the threshold
+    // top + rest; rows without any key have top = -inf. Square and ramp only.
+    void solve(const Family<T>& family, std::int64_t rows, std::int64_t n, const std::int64_t* sizes) {
+        T* u = column.get();
+        for (std::int64_t i = 0; i < padded(rows, W); ++i)
+            for (std::int64_t j = i < rows ? sizes[i] : 0; j < n; ++j) u[j * kLanes + i] = -std::numeric_limits<T>::infinity();
         for (std::int64_t first = 0; first < rows; first += kTogether * W)
             family.kind == Kind::square ? lanes<Kind::square>(family, n, u + first, first, rows - first)
                                         : lanes<Kind::ramp>(family, n, u + first, first, rows - first);
@@ -158,8 +162,8 @@ struct ShortRows {
         }
     }
 
-    // Rows to lanes; what has no key is hidden.
-    static void flip(const T* const* x, std::int64_t rows, std::int64_t n, const std::int64_t* sizes, T* u) {
+    // Rows to lanes. Memory of a row may be read as far as the longest one goes.
+    static void flip(const T* const* x, std::int64_t rows, std::int64_t n, T* u) {
         std::int64_t i = 0;
 #if defined(__AVX2__)
         if constexpr (sizeof(T) == 4)
@@ -173,7 +177,5 @@ struct ShortRows {
 #endif
         for (; i < rows; ++i)
             for (std::int64_t j = 0; j < n; ++j) u[j * kLanes + i] = x[i][j];
-        for (i = 0; i < padded(rows, W); ++i)
-            for (std::int64_t j = i < rows ? sizes[i] : 0; j < n; ++j) u[j * kLanes + i] = -std::numeric_limits<T>::infinity();
     }
 };

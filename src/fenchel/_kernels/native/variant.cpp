@@ -70,15 +70,28 @@ Outcome forward_in_segments(const AttentionProblem& p) {
     });
 }
 
+// Where key heads do not fill the threads' turns, two tasks share the query heads of one: its keys are read twice, and
+// the last turn is half as long.
+template <class T>
+Outcome forward_of_few(const AttentionProblem& p) {
+    const auto make = [&]() -> const AttentionProblem& { return p; };
+    const std::int64_t groups = p.batch * p.kv_heads, repeats = p.heads / p.kv_heads;
+    const bool uneven = groups % p.threads != 0 && groups < 4 * p.threads;
+    const std::int64_t parts = uneven ? std::min<std::int64_t>(2, repeats) : 1;
+    return share<Forward<T>>(groups * parts, p.threads, make, [&](Forward<T>& worker, std::int64_t task) {
+        const std::int64_t part = task / groups, group = task % groups;  // larger parts come first
+        const std::int64_t middle = parts == 1 ? repeats : (repeats + 1) / 2;
+        const Sequence s(p, group / p.kv_heads);
+        worker.run_few(s, group % p.kv_heads, part ? middle : 0, part ? repeats : middle);
+    });
+}
+
 template <class T>
 Outcome forward(const AttentionProblem& p) {
     const auto make = [&]() -> const AttentionProblem& { return p; };
     if (p.batch * p.heads == 0 || p.queries == 0) return kDone;
     if (p.queries <= kFew && SplitForward<T>::pays(p)) return forward_in_segments<T>(p);
-    if (p.queries <= kFew)
-        return share<Forward<T>>(p.batch * p.kv_heads, p.threads, make, [&](Forward<T>& worker, std::int64_t task) {
-            worker.run_few(Sequence(p, task / p.kv_heads), task % p.kv_heads);
-        });
+    if (p.queries <= kFew) return forward_of_few<T>(p);
     const std::int64_t parts = parts_of_head(ceil_div(p.queries, kBlock), p.batch * p.heads);
     return share<Forward<T>>(p.batch * p.heads * parts, p.threads, make, [&](Forward<T>& worker, std::int64_t task) {
         const std::int64_t head = task / parts, part = task % parts;
