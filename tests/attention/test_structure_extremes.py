@@ -219,9 +219,9 @@ def test_tiny_masses_of_the_keys_that_are_left():
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
 def test_a_second_bias_does_not_bring_back_what_the_first_one_hides(alpha):
     """Hidden between positions that are not: queries in the middle see no key at all."""
-    table = torch.full((64, 1), -math.inf)
-    table[0] = table[40] = 0
-    by_position = P.RelativeBuckets(table, max_distance=10**5, bidirectional=False).shifted(20)
+    table = torch.full((128, 1), -math.inf)
+    table[2] = table[45] = 0
+    by_position = P.RelativeBuckets(table, max_distance=10**5, bidirectional=False).shifted(27)
     prior = by_position * P.Preference(draw(3, 30))
     q, k, v = (draw(i, 1, 1, 30, 8) for i in range(3))
     expected = fl.attention(
