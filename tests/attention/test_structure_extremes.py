@@ -214,3 +214,20 @@ def test_tiny_masses_of_the_keys_that_are_left():
     seen = torch.where(torch.arange(3000) < 1400, -math.inf, 5.0)
     base = P.ALiBi(2) * P.Preference(seen)
     assert_as_in_torch(lambda: fl.attention(q, k, v, fl.Tsallis(1.5), base=base))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_a_second_bias_does_not_bring_back_what_the_first_one_hides(alpha):
+    """Hidden between positions that are not: queries in the middle see no key at all."""
+    table = torch.full((128, 1), -math.inf)
+    table[2] = table[45] = 0
+    by_position = P.RelativeBuckets(table, max_distance=10**5, bidirectional=False).shifted(27)
+    prior = by_position * P.Preference(draw(3, 30))
+    q, k, v = (draw(i, 1, 1, 30, 8) for i in range(3))
+    expected = fl.attention(
+        q, k, v, fl.Tsallis(alpha), attn_mask=prior.log_mass(*2 * (torch.arange(30),))
+    )
+    assert (expected == 0).all(-1).any()
+    found = fl.attention(q, k, v, fl.Tsallis(alpha), attn_mask=prior)
+    assert torch.equal((found == 0).all(-1), (expected == 0).all(-1))
+    assert (found - expected).abs().max() <= 1e-5

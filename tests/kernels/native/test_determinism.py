@@ -107,3 +107,92 @@ def test_supports_without_room_are_found_again(monkeypatch, name, alpha, dtype):
 
     for one, other in zip(results(700), results(1), strict=True):
         assert torch.equal(one, other)
+
+
+def _spoil(q, k, v, grad, where):
+    """One number of the first head that is not finite."""
+    for name, content in where.items():
+        {"q": q, "k": k, "v": v, "grad": grad}[name][0, 0, 20, 3] = content
+
+
+INF, NAN = float("inf"), float("nan")
+HIDDEN = (torch.arange(150) != 20) | (torch.arange(100)[:, None] % 2 == 0)
+STRANGE = {
+    "+inf in a key, capped": ({"k": INF}, {"softcap": 5.0}),
+    "-inf in a key, capped": ({"k": -INF}, {"softcap": 5.0}),
+    "+inf in a key, hidden from some": ({"k": INF}, {"softcap": 5.0, "attn_mask": HIDDEN}),
+    "NaN in a key, hidden from some": ({"k": NAN}, {"softcap": 5.0, "attn_mask": HIDDEN}),
+    "-inf in a key beside a bias": ({"k": -INF}, {"attn_mask": P.ALiBi(2)}),
+    "-inf in a key beside a stored bias": ({"k": -INF}, {"attn_mask": torch.zeros(100, 150)}),
+    "inf in a query, capped": ({"q": INF}, {"softcap": 5.0}),
+    "inf in a query, causal": ({"q": INF}, {"is_causal": True}),
+    "NaN in a query": ({"q": NAN}, {"is_causal": True}),
+    "NaN in a query beside a sink": ({"q": NAN}, {"attn_mask": P.Sink(torch.tensor([1.0, 5.0]))}),
+    "NaN in a value": ({"v": NAN}, {"is_causal": True}),
+    "inf in a value": ({"v": INF}, {}),
+    "NaN in a gradient": ({"grad": NAN}, {"is_causal": True}),
+    "inf in a gradient": ({"grad": INF}, {"softcap": 5.0}),
+    "gains that overflow": ({"v": 1e200, "grad": 1e200}, {}),
+}
+
+
+def _strange_results(monkeypatch, name, alpha, room, scale, threads=1):
+    monkeypatch.setattr(kernels, "ROOM", room)
+    monkeypatch.setattr(plans, "_PLANS", {})
+    where, options = STRANGE[name]
+    g = torch.Generator().manual_seed(1)
+    sizes = (100, 150, 150, 100)
+    q, k, v, grad = (torch.randn(1, 2, n, 16, generator=g, dtype=torch.float64) for n in sizes)
+    _spoil(q, k, v, grad, where)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        output = fl.attention(scale * q, k, v, fl.Tsallis(alpha), **options)
+        return [output.detach(), *torch.autograd.grad(output, leaves, grad)]
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_same_numbers(some, others, tolerance):
+    for one, other in zip(some, others, strict=True):
+        assert torch.equal(one.isfinite(), other.isfinite())
+        assert torch.equal(one.isnan(), other.isnan())
+        one, other = (x.nan_to_num(0.0, 0.0, 0.0) for x in (one, other))
+        assert (one - other).abs().max() <= tolerance * (1 + other.abs().max())
+
+
+def test_the_check_notices_nan_that_spreads():
+    one = [torch.tensor([1.0, NAN])]
+    assert_same_numbers(one, [torch.tensor([1.0, NAN])], 0)
+    for other in ([NAN, NAN], [1.0, INF], [1.0, 1.0], [1.1, NAN]):
+        with pytest.raises(AssertionError):
+            assert_same_numbers(one, [torch.tensor(other)], 1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.3, 8.0])  # most keys carry weight, or few
+@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_numbers_reach_the_same_keys_with_and_without_room(monkeypatch, name, alpha, scale):
+    """Saved, found again or as a tile: what a row adds is a sum over its support."""
+    saved = _strange_results(monkeypatch, name, alpha, 10_000, scale)
+    tolerance = 1e-11 if alpha <= 2 else 1e-7
+    for room in (1, 20):
+        others = _strange_results(monkeypatch, name, alpha, room, scale)
+        assert_same_numbers(others, saved, tolerance)
+        again = _strange_results(monkeypatch, name, alpha, room, scale, threads=2)
+        assert_same_numbers(again, others, 0)
+
+
+@pytest.mark.parametrize("room", [10_000, 1])
+@pytest.mark.parametrize("name", ["+inf in a key, capped", "NaN in a query", "NaN in a gradient"])
+def test_rows_that_do_not_see_a_strange_number_keep_their_derivatives(monkeypatch, name, room):
+    """The other head, and under a causal mask the keys beyond the row that is NaN."""
+    output, dq, dk, dv = _strange_results(monkeypatch, name, 1.5, room, 0.3)
+    assert all(x[:, 1].isfinite().all() for x in (output, dq, dk, dv))
+    if STRANGE[name][1] == {"is_causal": True}:
+        others = torch.arange(100) != 20
+        assert dq[:, 0, others].isfinite().all()
+        assert dq[:, 0, 20].isnan().any()
+        assert dk[:, 0, 21:].isfinite().all()
+        assert dv[:, 0, 21:].isfinite().all()

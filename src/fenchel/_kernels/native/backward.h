@@ -2,6 +2,9 @@
 //   ds_i = r_i (g_i - sum r g / sum r),  dq = sum ds_i k_i,  dk_i += ds_i q,  dv_i += p_i dO.
 // A block of queries whose supports were saved works on them alone. Supports that had no room are found again from the
 // thresholds, the same to the bit; where they hold most of the keys, dense tiles are faster.
+//
+// What a row adds is a sum over its support, whichever way it goes: NaN and infinity reach the keys of that support and
+// no others. A row without an answer has no support, and makes all keys in its range NaN, as a dense product would.
 
 // Derivatives in the terms of a score, of one head and one part: null where nobody asks.
 template <class T>
@@ -42,11 +45,11 @@ struct Backward {
     Buffer<T> distance, mass, weight, slope, gain, recalled_distance;
     Buffer<std::int32_t> recalled_key;
     std::int64_t wide, value_wide, ld = 0;
-    bool packed = false, finite_values = true;
+    bool packed = false, finite_keys = true, finite_values = true;
 
     static constexpr std::int64_t kGroup = 4;   // blocks of queries worked on together
     static constexpr std::int64_t kDense = 5;   // one key in so many carries weight: tiles are faster
-    std::int64_t lines = 0, entries = 0;
+    std::int64_t lines = 0, entries = 0, recalled = 0;
     Range seen[kGroup * kBlock];
 
     Backward(const AttentionProblem& problem, const AttentionGradient& gradient)
@@ -104,15 +107,15 @@ struct Backward {
         std::memset(query_sum.reserve(kGroup * kBlock * wide), 0, rows * wide * sizeof(T));
         const Range near = scores.near();
         for (std::int64_t i = 0; i < rows; ++i) seen[i] = scores.visible(first + i, near);
-        lines = entries = 0;
-        std::int64_t total = 0, recalled = 0;
+        lines = entries = recalled = 0;
+        std::int64_t total = 0;
         for (std::int64_t i = 0; i < rows; ++i) {
-            if (p.count[at.number + i] < 0) throw Foreign();
-            total += p.count[at.number + i];
+            const std::int64_t count = p.count[at.number + i];
+            if (count < 0 || count > seen[i].size() + scores.has_sink()) throw Foreign();
+            total += count;
         }
-        const std::int64_t room = std::min(total, kGroup * kBlock * (s.keys + 1));
-        std::int32_t* key = recalled_key.reserve(room + 64);
-        T* far = recalled_distance.reserve(room + 64);
+        recalled_key.reserve(total + 64);
+        recalled_distance.reserve(total + 64);
         for (std::int64_t k = 0; k < n; ++k) {
             const std::int64_t from = k * kBlock, to = std::min(from + kBlock, rows), pool = s.block(h, block + k) * p.capacity;
             std::int64_t area = 0;
@@ -123,12 +126,11 @@ struct Backward {
             }
             if (total <= s.capacity()) {
                 enlist(at, from, to, p.saved_key + pool, static_cast<const T*>(p.saved_distance) + pool);
-            } else if (kDense * total < area && recall(at, from, to, key + recalled, far + recalled)) {
-                enlist(at, from, to, key + recalled, far + recalled);
-                recalled += total;
-            } else {
-                dense(at, from, to);
+                continue;
             }
+            pack(s);
+            const bool tiles = kDense * total >= area && tiles_are_safe(from, to);
+            if (tiles || !recall(at, from, to, wide_distance.reserve(kBlock * ld))) dense(at, from, to);
         }
         sparse(at);
         const T* dq = query_sum.get();
@@ -142,9 +144,12 @@ struct Backward {
         return Family<T>(static_cast<const double*>(p.eps.data)[p.eps.at(at.s.batch, at.h, at.s.first_query + at.first + i)]);
     }
 
+    bool answered(const Place& at, std::int64_t i) const {
+        return p.offset[2 * (at.number + i) + 1] == p.offset[2 * (at.number + i) + 1];
+    }
     // A row without an answer makes every derivative it touches NaN.
     bool unanswered(const Place& at, std::int64_t i) {
-        if (p.offset[2 * (at.number + i) + 1] == p.offset[2 * (at.number + i) + 1]) return false;
+        if (answered(at, i)) return false;
         const T nan = std::numeric_limits<T>::quiet_NaN();
         std::fill_n(query_sum.get() + i * wide, wide, nan);
         std::fill_n(key_sum.get() + seen[i].from * wide, seen[i].size() * wide, nan);
@@ -173,9 +178,9 @@ struct Backward {
     void enlist(const Place& at, std::int64_t from, std::int64_t to, const std::int32_t* key, const T* far) {
         for (std::int64_t i = from; i < to; ++i) {
             const std::int64_t n = p.count[at.number + i];
-            const std::int64_t sink = scores.has_sink() && n > 0 && key[0] == -1;
-            check(at.s, n - sink, key + sink);
             if (!unanswered(at, i) && n > 0) {
+                const std::int64_t sink = scores.has_sink() && key[0] == -1;
+                check(at.s, n - sink, key + sink);
                 line[lines++] = {i, n, entries, key, far, sink, 0};
                 entries += n;
             }
@@ -311,18 +316,21 @@ struct Backward {
 
     // ---- supports that had no room
 
-    // False where they are not those of the forward pass.
-    bool recall(const Place& at, std::int64_t first, std::int64_t stop, std::int32_t* key, T* far) {
-        pack(at.s);
+    // False where they are not those of the forward pass. `x` has room for a tile.
+    bool recall(const Place& at, std::int64_t first, std::int64_t stop, T* x) {
         const Range all = seen_by_any(at, first, stop);
-        T* x = wide_distance.reserve(kBlock * ld);
         key_panels.scores(stop - first, queries.row(first), queries.ld, all.from, all.to, x, ld);
+        std::int32_t* key = recalled_key.get() + recalled;
+        T* far = recalled_distance.get() + recalled;
+        std::int64_t total = 0;
         for (std::int64_t i = first; i < stop; ++i, x += ld) {
             const std::int64_t n = p.count[at.number + i];
-            if (n > 0 && recall_row(at, i, x + (seen[i].from - all.from), n, key, far) != n) return false;
-            key += n;
-            far += n;
+            if (n > 0 && answered(at, i) && recall_row(at, i, x + (seen[i].from - all.from), n, key + total, far + total) != n)
+                return false;
+            total += n;
         }
+        enlist(at, first, stop, key, far);
+        recalled += total;
         return true;
     }
     // How many keys lie above the threshold, as far as there is room for them.
@@ -334,7 +342,7 @@ struct Backward {
                 scores.finish(x + from, query, seen[i].from + from, seen[i].from + std::min(from + kChunk, size));
         const Offset<T> at_row{T(p.offset[2 * (at.number + i)]), p.offset[2 * (at.number + i) + 1], true};
         const Family<T> f = family(at, i);
-        const T reach = f.kind == Kind::softmax ? -std::numeric_limits<T>::infinity() : T(-f.reach());
+        const T reach = T(-f.reach());
         const Vec<T> centre = fill<T>(at_row.centre), high = fill<T>(at_row.high()), low = fill<T>(at_row.low());
         std::int64_t n = 0;
         if (scores.has_sink()) {
@@ -361,8 +369,13 @@ struct Backward {
         return {all.from / kShortChunk * kShortChunk, all.to};
     }
 
+    // A tile multiplies by 0 where a row has no support, which only what is finite survives. Keys that are not have no
+    // score that carries weight, and are cleaned, unless a cap gives them one.
+    bool tiles_are_safe(std::int64_t first, std::int64_t stop) const {
+        return (finite_keys || !(p.softcap > 0)) && queries.finite(first, stop, p.dim) && gradients.finite(first, stop, p.value_dim);
+    }
+
     void dense(const Place& at, std::int64_t first, std::int64_t stop) {
-        pack(at.s);
         const Range all = seen_by_any(at, first, stop);
         const std::int64_t rows = stop - first, n = all.size();
         const T *q = queries.row(first), *grad = gradients.row(first);
@@ -386,8 +399,9 @@ struct Backward {
         if (packed) return;
         key_panels.pack_all(keys.data, keys.ld, s.keys, p.dim);
         value_panels.pack_all(values.data, values.ld, s.keys, p.value_dim);
-        if (!keys.finite(s.keys, p.dim)) keys.clean(s.keys, p.dim);
-        finite_values = values.finite(s.keys, p.value_dim);
+        finite_keys = keys.finite(0, s.keys, p.dim);
+        if (!finite_keys && !(p.softcap > 0)) keys.clean(s.keys, p.dim);
+        finite_values = values.finite(0, s.keys, p.value_dim);
         packed = true;
     }
 
@@ -452,8 +466,9 @@ struct Backward {
             for (std::int64_t j = mine.from; j < mine.to; ++j) g[j] *= dropout.operator()<T>(std::int32_t(x.from + j));
         weights(f, c, w, r);
         if (!finite_values)
-            for (std::int64_t j = 0; j < end; ++j) g[j] = r[j] > 0 ? g[j] : T(0);
+            for (std::int64_t j = 0; j < end; ++j) g[j] = c.score[j] > T(-f.reach()) ? g[j] : T(0);
         const double mean = wide_centre(end, r, g);
+        if (!std::isfinite(mean)) return set_apart(at, i, x);
         if (out.eps) out.eps[number] = eps_slope(f, end, c.score, w, g, mean);
         if (out.sink_log_mass) out.sink_log_mass[number] = double(w[x.end]) * (double(g[x.end]) - mean);
         if (out.log_mass)
@@ -470,6 +485,13 @@ struct Backward {
         if (dropout.active())
             for (std::int64_t j = mine.from; j < mine.to; ++j) w[j] *= dropout.operator()<T>(std::int32_t(x.from + j));
         std::memcpy(c.score, w, x.end * sizeof(T));
+    }
+
+    // A row whose gains are not finite works on its support, before any of it is handed out.
+    void set_apart(const Place& at, std::int64_t i, const Wide& x) {
+        if (!recall(at, i, i + 1, x.d)) throw Foreign();
+        std::memset(x.d, 0, x.end * sizeof(T));
+        std::memset(x.g, 0, x.end * sizeof(T));
     }
 
     static double wide_centre(std::int64_t n, const T* r, const T* g) {

@@ -452,7 +452,7 @@ struct Forward {
     bool tiles_are_safe(const Sequence& s) {
         if (values_later) take_values(s);
         if (finite_values == Answer::unasked)
-            finite_values = values.finite(taken.size(), p.value_dim) ? Answer::yes : Answer::no;
+            finite_values = values.finite(0, taken.size(), p.value_dim) ? Answer::yes : Answer::no;
         return finite_values == Answer::yes;
     }
 
@@ -469,8 +469,7 @@ struct Forward {
         const T centre = r.at.centre, high = r.at.high(), low = r.at.low();
         for (std::int64_t i = 0; i < c.count; i += W)
             store<T>(c.score + i, ((load<T>(c.score + i) - centre) - high) - low);
-        const double reach = r.family.kind == Kind::softmax ? HUGE_VAL : r.family.reach();
-        c.count = keep_above(c, T(-reach));
+        c.count = keep_above(c, T(-r.family.reach()));
         c.pad();
     }
 

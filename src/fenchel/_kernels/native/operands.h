@@ -116,9 +116,9 @@ struct Rows {
     }
     const T* row(std::int64_t i) const { return data + (i - origin) * ld; }
 
-    bool finite(std::int64_t n, std::int64_t columns) const {
+    bool finite(std::int64_t first, std::int64_t stop, std::int64_t columns) const {
         Vec<T> zero{};  // x * 0 is NaN for what is not finite; rows are whole vectors
-        for (std::int64_t i = 0; i < n; ++i)
+        for (std::int64_t i = first; i < stop; ++i)
             for (std::int64_t j = 0; j < columns; j += Lanes<T>::W) zero += load<T>(data + i * ld + j) * T(0);
         return sum<T>(zero) == 0;
     }

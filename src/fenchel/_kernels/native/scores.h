@@ -84,7 +84,7 @@ struct Scores {
             const T least = std::numeric_limits<T>::lowest();
             for (std::int64_t j = 0; j < n; ++j) {
                 const T sum = x[j] + factor * bias[j];
-                x[j] = bias[j] < least ? bias[j] : sum < least ? least : sum;  // only -inf hides a key
+                x[j] = bias[j] < least ? bias[j] : sum < least ? std::min(x[j], least) : sum;  // only -inf hides a key
             }
         }
         if (p.mask.data) {
@@ -103,22 +103,22 @@ struct Scores {
         }
     }
 
-    // Finite sums stay finite, so that -inf alone hides a key.
+    // Sums of finite numbers stay finite, so that -inf alone hides a key; what is hidden already stays so.
     static void add(T* x, const T* bias, std::int64_t n) {
         constexpr int W = Lanes<T>::W;
         const Vec<T> least = fill<T>(std::numeric_limits<T>::lowest());
         std::int64_t j = 0;
         for (; j + W <= n; j += W) {
-            const Vec<T> b = load<T>(bias + j), sum = load<T>(x + j) + b;
+            const Vec<T> a = load<T>(x + j), b = load<T>(bias + j), sum = a + b;
             const Mask<T> low = (sum < least) & (b >= least);
-            const Vec<T> finite = low ? least : sum;
+            const Vec<T> finite = low ? at_most<T>(a, std::numeric_limits<T>::lowest()) : sum;
             store<T>(x + j, b < least ? b : finite);  // whatever the key holds
         }
         for (; j < n; ++j) x[j] = add(x[j], bias[j]);
     }
     static T add(T x, T bias) {
         const T least = std::numeric_limits<T>::lowest(), sum = x + bias;
-        return bias < least ? bias : sum < least ? least : sum;
+        return bias < least ? bias : sum < least ? std::min(x, least) : sum;
     }
 
     bool has_bias() const { return relative || of_key; }
