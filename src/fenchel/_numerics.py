@@ -39,7 +39,8 @@ def transformed() -> bool:
     """Inside vmap, jvp, grad or another transform that only plain operations survive."""
     if torch.compiler.is_compiling():
         return False
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    return interpreter is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def forward_mode() -> bool:

@@ -70,11 +70,6 @@ class AttentionCall:
             first=self.first + start,
         )
 
-    def is_of(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """The operands are these, neither expanded nor reshaped."""
-        mine = (self.query, self.key, self.value)
-        return all(x.shape == y.shape for x, y in zip(mine, (query, key, value), strict=True))
-
     def restore(self, output: Tensor) -> Tensor:
         """(batch, head, ...) -> the caller's axes."""
         return output.reshape(*self.lead, *output.shape[2:])

@@ -11,8 +11,8 @@ from torch.nn import Module
 
 from fenchel._attention.call import AttentionCall, Options, prepare
 from fenchel._attention.dense import softmax_paths
-from fenchel._attention.plans import Key, key_of, recall, remember
-from fenchel._attention.sparse import NATIVE_PATH, CallNumbers, arguments, sparse_paths
+from fenchel._attention.plans import Described, describe, recall, remember, run
+from fenchel._attention.sparse import NATIVE_PATH, sparse_paths
 from fenchel._attention.tiled import TILES, tiled
 from fenchel._kernels.route import Path, Route, choose
 from fenchel.priors.contract import Prior
@@ -66,11 +66,11 @@ def attention(
         from fenchel._attention.packed import attend_jagged
 
         return attend_jagged(query, key, value, regularizer, options)
-    kind = key_of((query, key, value), regularizer, options)
-    plan = None if kind is None else recall(kind)
-    if plan is not None:
-        return plan.run(query, key, value)
-    return _attend(query, key, value, regularizer, options, kind)
+    described = describe((query, key, value), regularizer, options)
+    plan = None if described is None else recall(described.kind)
+    if described is not None and plan is not None:
+        return run(plan, described.extent, query, key, value)
+    return _attend(query, key, value, regularizer, options, described)
 
 
 def _attend(
@@ -79,16 +79,16 @@ def _attend(
     value: Tensor,
     regularizer: Regularizer | Module,
     options: Options,
-    kind: Key | None,
+    described: Described | None,
 ) -> Tensor:
-    """kind: of calls whose plan is remembered."""
+    """described: calls whose plan is remembered."""
     regularizer = resolve_regularizer(regularizer)
     call = prepare(query, key, value, options)
     path, _ = choose(_paths(call, regularizer))
-    if kind is not None and path.name == NATIVE_PATH and call.is_of(query, key, value):
+    if described is not None and path.name == NATIVE_PATH:
         assert isinstance(regularizer, Tsallis)
-        plan = remember(kind, arguments(CallNumbers(call), regularizer))
-        return plan.run(query, key, value)  # as the next ones: checkpoints count what is saved
+        plan = remember(described.kind, call, regularizer)
+        return run(plan, described.extent, query, key, value)  # checkpoints count what is saved
     return call.restore(path.run())
 
 

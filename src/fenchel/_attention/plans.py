@@ -1,100 +1,106 @@
-"""Calls that were made before: what was decided for their shapes is remembered, and runs at once.
+"""Calls that were made before: what was decided for their kind is remembered, and runs at once.
 
-A decoder calls attention a thousand times with the same shapes, and its checks would cost more than
-the kernel. A plan holds the kernel's description of one such call, all but the addresses. It is
-kept for calls whose description depends on no number in a tensor.
+A decoder calls attention a thousand times with one more key each, and its checks would cost more
+than the kernel. A kind of calls is all that decides which implementation runs: lengths do not,
+unless a prior has a table by position. It is remembered where no number in a tensor decides.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fenchel._attention.call import Options
-from fenchel._kernels.attention import differentiate
-from fenchel._kernels.attention_call import Arguments, Description, Saved
+from fenchel._attention.call import AttentionCall, Options
+from fenchel._attention.sparse import CallNumbers, arguments
+from fenchel._kernels.attention import differentiate, is_followed
+from fenchel._kernels.attention_call import FAR, Arguments
+from fenchel._kernels.attention_plan import Extent, Plan, lengths_of
+from fenchel._kernels.library import is_mentioned
 from fenchel._kernels.route import chosen_kernels
 from fenchel._numerics import transformed
-from fenchel.priors.contract import Product, Shifted
+from fenchel.priors.contract import Prior, Product, Shifted
 from fenchel.priors.kinds import ALiBi, Causal, SlidingWindow
 from fenchel.regularizers.tsallis import Tsallis
 
-_MOST = 256  # plans; a decoder without a cache of fixed size needs a new one for every token
+_MOST = 256  # plans
+_LARGEST = 2**18  # bytes of a plan: longer tables are of calls that outweigh their checks
 _PLANS: dict[Any, Plan] = {}
 
-Key = tuple[Any, ...]
 _TENSORS = (Tensor, torch.nn.Parameter)
-_PLAIN = (bool, float, int, type(None))
-
-
-class Plan:
-    """One call, but for the addresses of its operands."""
-
-    def __init__(self, x: Arguments) -> None:
-        self.without, self.saving = Description(x, save=False), Description(x, save=True)
-        nothing = x.query.new_empty(0)
-        self.arguments = x._replace(query=nothing, key=nothing, value=nothing)
-
-    def run(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The call with these operands."""
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-            output: Tensor = _Planned.apply(self, query, key, value)  # type: ignore[no-untyped-call]
-            return output
-        return self.without.run(query, key, value)[0]
-
-
-class _Planned(torch.autograd.Function):
-    """A planned call, with the derivative of any other."""
-
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, *operands: Tensor) -> Tensor:
-        output, *saved = plan.saving.run(*operands)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*operands, *saved)
-        ctx.arguments = plan.arguments
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # read once: a checkpoint makes them again at each reading
-        if gradient is None:
-            return (None,) * 4
-        x = ctx.arguments._replace(**dict(zip(_OPERANDS, tensors, strict=False)))
-        needed = dict.fromkeys(Arguments._fields, False)
-        needed |= dict(zip(_OPERANDS, ctx.needs_input_grad[1:], strict=True))
-        gradients = differentiate(x, Saved(*tensors[3:]), gradient, needed)
-        return None, *(gradients[name] if needed[name] else None for name in _OPERANDS)
-
-
+_NUMBERS = (float, int)  # no truth value, which equals a number, and is refused where that is not
+_OPTIONAL = (*_NUMBERS, type(None))
 _OPERANDS = ("query", "key", "value")
 
 
-def key_of(
+class Described(NamedTuple):
+    """A call that has a plan: its kind, and what the plan is filled in with beside the operands."""
+
+    kind: tuple[Any, ...]
+    extent: Extent
+
+
+def describe(
     operands: tuple[Tensor, Tensor, Tensor], regularizer: object, options: Options
-) -> Key | None:
-    """What decides the plan of a call; None for calls that are not planned."""
+) -> Described | None:
+    """None for calls that are not planned."""
     if type(regularizer) is not Tsallis or torch.compiler.is_compiling():
         return None
-    base, attn_mask, *numbers = options
-    if any(type(x) not in _PLAIN for x in numbers) or options.dropout_p != 0:
-        return None
+    base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap = options
     alpha, temperature = regularizer.alpha, regularizer.temperature
-    if type(alpha) is not float or type(temperature) is not float:
+    if (
+        type(alpha) not in _NUMBERS
+        or type(temperature) not in _NUMBERS
+        or type(is_causal) is not bool
+        or type(enable_gqa) is not bool
+        or type(scale) not in _OPTIONAL
+        or type(softcap) not in _OPTIONAL
+        or type(dropout_p) not in _NUMBERS
+        or dropout_p != 0
+        or not all(map(_is_plain, operands))
+        or _is_watched()
+    ):
         return None
-    # With their types: 1 equals True, and is refused where True is not.
-    key: list[Any] = [alpha, temperature, options, *map(type, numbers)]
-    for x in operands:
-        if type(x) not in _TENSORS or not x.is_cpu or x.layout is not torch.strided or x.is_nested:
-            return None
-        if x.is_neg() or x.ndim != 4:
-            return None
-        key += (x.shape, x.stride(), x.dtype)
-    if not (_is_constant(base) and _is_constant(attn_mask)) or _is_watched():
+    query, key, value = operands
+    dtype, lengths = query.dtype, lengths_of(query, key, value, enable_gqa)
+    if lengths is None or key.dtype is not dtype or value.dtype is not dtype:
         return None
-    return tuple(key)
+    if not (_is_constant(base) and _is_constant(attn_mask)):
+        return None
+    bounds = _bounds(base, attn_mask)
+    tables = None if bounds is not None else (base, attn_mask, query.shape, key.shape)
+    lowest, highest = bounds or (-FAR, FAR)
+    if lowest > FAR or highest < -FAR:
+        return None
+    kind = (alpha, temperature, is_causal, scale, softcap, dtype, query.shape[3], tables)
+    return Described(kind, Extent(*lengths, lowest, highest))
+
+
+def _is_plain(x: Tensor) -> bool:
+    """The numbers of four axes lie in memory as shape, strides and dtype say."""
+    return (
+        type(x) in _TENSORS
+        and x.is_cpu
+        and x.layout is torch.strided
+        and not x.is_nested
+        and not x.is_neg()
+        and x.ndim == 4
+    )
+
+
+def _is_watched() -> bool:
+    """Something wants to see or change torch's calls, or other kernels were asked for."""
+    return (
+        chosen_kernels() is not None
+        or is_mentioned()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or transformed()
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def _is_constant(term: object) -> bool:
@@ -108,27 +114,86 @@ def _is_constant(term: object) -> bool:
     return isinstance(term, ALiBi) and term.slopes is None
 
 
-def _is_watched() -> bool:
-    """Something wants to see or change torch's calls, or other kernels were asked for."""
-    return (
-        chosen_kernels() is not None
-        or "FENCHEL_NATIVE" in os.environ
-        or torch.is_autocast_enabled("cpu")
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or transformed()
-        or torch._C._get_tracing_state() is not None
-    )
+def _bounds(*terms: object) -> tuple[int, int] | None:
+    """Query i sees keys i + lowest .. i + highest, if the terms are masks; None for others."""
+    lowest, highest = -FAR, FAR
+    for prior in terms:
+        if not isinstance(prior, Prior):
+            continue
+        if type(prior) is Causal:  # without the detour
+            highest = min(highest, prior.offset or 0)
+            continue
+        if not prior.is_mask:
+            return None
+        numbers = prior.structure(1, 1, 0, torch.device("cpu"))  # of any lengths
+        assert numbers is not None
+        lowest = max(lowest, -FAR if numbers.lowest is None else numbers.lowest)
+        highest = min(highest, FAR if numbers.highest is None else numbers.highest)
+    return lowest, highest
 
 
-def recall(key: Key) -> Plan | None:
-    """The plan of such a call, if there was one before."""
-    return _PLANS.get(key)
+def recall(kind: tuple[Any, ...]) -> Plan | None:
+    """The plan of such calls, if there was one before."""
+    return _PLANS.get(kind)
 
 
-def remember(key: Key, x: Arguments) -> Plan:
+def remember(kind: tuple[Any, ...], call: AttentionCall, regularizer: Tsallis) -> Plan:
     """The kernels run this call: the next one of its kind can go to them at once."""
-    if len(_PLANS) >= _MOST:
-        _PLANS.clear()
-    plan = _PLANS[key] = Plan(x)
+    if all(prior.is_mask for prior in call.priors):  # which are in the extent of each call
+        call = replace(call, bias=None, base=None)
+    plan = Plan(arguments(CallNumbers(call), regularizer))
+    if plan.nbytes <= _LARGEST:
+        if len(_PLANS) >= _MOST:
+            _PLANS.clear()
+        _PLANS[kind] = plan
     return plan
+
+
+def run(plan: Plan, extent: Extent, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A call of this kind, with these operands."""
+    trains = query.requires_grad or key.requires_grad or value.requires_grad
+    if trains and torch.is_grad_enabled():
+        output: Tensor = _apply(plan, extent, *map(_unwrap_if_dead, (query, key, value)))  # type: ignore[no-untyped-call]
+        return output
+    return plan.attend(extent, query, key, value)
+
+
+class _Planned(torch.autograd.Function):
+    """A planned call, with the derivative of any other."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, extent: Extent, *operands: Tensor) -> Tensor:
+        output, saved = plan.attend_saving(extent, *operands)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*operands, saved)
+        ctx.plan, ctx.extent = plan, extent
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors  # read once: a checkpoint makes them again at each reading
+        if gradient is None:
+            return (None,) * 5
+        needed = ctx.needs_input_grad[2:]
+        gradients = _differentiate(ctx.plan, ctx.extent, tensors, gradient, needed)
+        return None, None, *(g if need else None for g, need in zip(gradients, needed, strict=True))
+
+
+# What `_Planned.apply` comes to where no transform is active, without looking for one.
+_apply = super(torch.autograd.Function, _Planned).apply
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+
+
+def _differentiate(
+    plan: Plan, extent: Extent, tensors: tuple[Tensor, ...], gradient: Tensor, needed: list[bool]
+) -> tuple[Tensor | None, ...]:
+    """In query, key and value."""
+    *operands, saved = tensors
+    plain = all(map(_is_plain, (*operands, gradient))) and type(saved) is Tensor and saved.is_cpu
+    followed = torch.compiler.is_compiling() or is_followed(gradient)
+    if plain and not followed and plan.fits(extent, gradient, *tensors):
+        return plan.differentiate(extent, gradient, *tensors)
+    x, kept = plan.arguments(extent, *tensors)
+    wanted = dict.fromkeys(Arguments._fields, False) | dict(zip(_OPERANDS, needed, strict=True))
+    gradients = differentiate(x, kept, gradient, wanted)
+    return tuple(gradients.get(name) for name in _OPERANDS)

@@ -66,11 +66,10 @@ def _forward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     return forward_outputs(Arguments(*both), save)
 
 
-def _parts(x: Arguments) -> int:
-    """Fixed by the shape of one sequence, never by the number of threads or of other sequences:
-    sums must not depend on them."""
-    heads, kv_heads = x.query.shape[1], x.key.shape[1]
-    blocks = -(-x.longest_query // BLOCK) * (heads // kv_heads)
+def key_parts(heads: int, kv_heads: int, queries: int) -> int:
+    """Partial sums of key gradients. Fixed by the shape of one sequence, never by the number of
+    threads or of other sequences: sums must not depend on them."""
+    blocks = -(-queries // BLOCK) * (heads // kv_heads)
     return max(1, min(-(-_PARTS // kv_heads), blocks // 2))
 
 
@@ -115,7 +114,7 @@ def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         raise ValueError(
             f"output_mask must have one entry each for {', '.join(TRAINED)}, got {output_mask}"
         )
-    parts = _parts(x)
+    parts = key_parts(x.query.shape[1], x.key.shape[1], x.longest_query)
     outputs = _backward_outputs(x, output_mask, parts)
     p, _kept = problem(x, saved)
     g: Any = AttentionGradient(output=view(gradient), parts=parts)
@@ -129,20 +128,20 @@ def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 def _finish(outputs: tuple[Tensor, ...], x: Arguments) -> tuple[Tensor, ...]:
     """Partial sums added in order, results in the operands' precision."""
     query, key, value, *rest = outputs
-    sums = (query, _sum_parts(key), _sum_parts(value))
+    sums = (query, sum_parts(key), sum_parts(value))
     operands = (x.query, x.key, x.value)
     results = dict(zip(TRAINED, rest, strict=True))
     for name in ("sink", "sink_log_mass"):
         results[name] = results[name].sum(-1) if results[name].numel() else results[name]
     for name in TRAINED[5:]:
         if results[name].numel():
-            results[name] = _sum_parts(results[name])
+            results[name] = sum_parts(results[name])
             if name.startswith("relative"):
                 results[name] = _sum_sequences(results[name], x)
     return *(g.to(like.dtype) for g, like in zip(sums, operands, strict=True)), *results.values()
 
 
-def _sum_parts(partial: Tensor) -> Tensor:
+def sum_parts(partial: Tensor) -> Tensor:
     return partial[0] if partial.shape[0] == 1 else partial.sum(0)
 
 
@@ -272,10 +271,15 @@ def differentiate(
     """Gradients by name, from the kernel; in torch's operations if they are to be followed, too."""
     if torch.compiler.is_compiling():
         return _gradients(operator or _backward_by_name, saved, x, gradient, needed)
-    if torch.is_grad_enabled() or transformed() or not _has_storage(gradient):
+    if is_followed(gradient):
         with torch.enable_grad():
             return _Attention.differentiable(x, gradient, needed)
     return _gradients(operator or _backward_by_name, saved, x, gradient, needed)
+
+
+def is_followed(gradient: Tensor) -> bool:
+    """The derivative is itself differentiated or transformed."""
+    return torch.is_grad_enabled() or transformed() or not _has_storage(gradient)
 
 
 def _has_storage(gradient: Tensor) -> bool:

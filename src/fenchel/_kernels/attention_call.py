@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._kernels.library import BLOCK, AttentionProblem, run, view
+from fenchel._kernels.library import BLOCK, AttentionProblem, view
 from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, check_keys
 from fenchel._numerics import compute_dtype
 
@@ -260,32 +260,3 @@ def _rows_in_order(table: Tensor) -> Tensor:
     small = table[:1] if table.stride(0) == 0 else table
     small = small[:, :1] if table.stride(1) == 0 else small
     return small.contiguous().expand(table.shape)
-
-
-class Description:
-    """A call, checked and laid out for the kernel, that runs with any operands of these shapes."""
-
-    def __init__(self, x: Arguments, save: bool) -> None:
-        check_arguments(x)
-        outputs = forward_outputs(x, save)
-        self._problem, self._kept = problem(x, Saved(*outputs[1:]))
-        self._kept.append(x.eps)
-        self._problem.output = view(outputs[0])
-        self._outputs = [(output.shape, output.dtype) for output in outputs]
-        self._save = save
-
-    def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """What the operator returns."""
-        p: Any = AttentionProblem.from_buffer_copy(self._problem)
-        wanted = self._outputs if self._save else self._outputs[:1]
-        outputs = tuple(query.new_empty(shape, dtype=dtype) for shape, dtype in wanted)
-        p.query.data, p.key.data = query.data_ptr(), key.data_ptr()
-        p.value.data, p.output.data = value.data_ptr(), outputs[0].data_ptr()
-        if self._save:
-            saved = Saved(*outputs[1:])
-            p.offset, p.count = saved.offset.data_ptr(), saved.support_size.data_ptr()
-            p.saved_key = saved.saved_key.data_ptr()
-            p.saved_distance = saved.saved_distance.data_ptr()
-        p.threads = torch.get_num_threads()
-        run("attention", p)
-        return outputs

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Callable
 from ctypes import POINTER, Structure
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from fenchel._kernels.structures import HEADER, checksum, read_structures
 BLOCK = 48  # rows of queries handled together: kBlock of native/problem.h
 VARIANTS = ("plain", "avx2", "avx512")
 
-_NO_MEMORY, _FOREIGN = 0, 2  # kNoMemory and kForeign of native/parallel.h
+_NO_MEMORY, _DONE = 0, 1  # as native/parallel.h numbers them
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -84,10 +86,20 @@ class Library:
     def call(self, name: str, *operands: Structure) -> None:
         """Run one kernel. The interpreter's lock is released meanwhile."""
         outcome = getattr(self._native, f"fenchel_{name}")(*map(ctypes.byref, operands))
-        if outcome == _NO_MEMORY:
-            raise MemoryError(f"no memory for the scratch space of fenchel's {name}")
-        if outcome == _FOREIGN:
-            raise ValueError(f"what {name} was given as saved is of a call with other operands")
+        if outcome != _DONE:
+            raise _failure(outcome, name)
+
+    def packed(self, name: str, operands: int) -> Callable[..., None]:
+        """The same kernel for structs that were packed into bytes."""
+        kernel = self._native[f"fenchel_{name}"]  # with types of its own
+        kernel.argtypes, kernel.restype = [ctypes.c_char_p] * operands, ctypes.c_int
+
+        def call(*structs: bytes) -> None:
+            outcome = kernel(*structs)
+            if outcome != _DONE:
+                raise _failure(outcome, name)
+
+        return call
 
     @property
     def variant(self) -> str:
@@ -108,9 +120,26 @@ class Library:
         return int(self._native.fenchel_screened())
 
 
+def _failure(outcome: int, name: str) -> Exception:
+    if outcome == _NO_MEMORY:
+        return MemoryError(f"no memory for the scratch space of fenchel's {name}")
+    return ValueError(f"what {name} was given as saved is of a call with other operands")
+
+
+_VARIABLE = "FENCHEL_NATIVE"
+# What `os.environ` wraps: its own lookup of an absent name costs as much as a short row.
+_ENVIRONMENT: Any = getattr(os.environ, "_data", os.environ)
+_KEY = os.environ.encodekey(_VARIABLE) if _ENVIRONMENT is not os.environ else _VARIABLE
+
+
+def is_mentioned() -> bool:
+    """The environment says whether to use the library."""
+    return _KEY in _ENVIRONMENT
+
+
 def is_disabled() -> bool:
     """By the environment; `fenchel.use` may still ask for the kernels."""
-    return os.environ.get("FENCHEL_NATIVE", "1") == "0"
+    return os.environ.get(_VARIABLE, "1") == "0"
 
 
 @cache
@@ -137,10 +166,19 @@ def why_absent() -> str:
 
 def run(name: str, *operands: Structure) -> None:
     """Call a kernel that has no other implementation."""
+    _needed(name).call(name, *operands)
+
+
+def packed(name: str, operands: int) -> Callable[..., None]:
+    """A kernel that has no other implementation, for structs that were packed into bytes."""
+    return _needed(name).packed(name, operands)
+
+
+def _needed(name: str) -> Library:
     library = loaded()
     if library is None:
         raise RuntimeError(f"{name} needs fenchel's native library: {why_absent()}")
-    library.call(name, *operands)
+    return library
 
 
 if not is_disabled():
