@@ -33,14 +33,12 @@ def test_attention_and_mask_are_registered_together():
     for name in ("fenchel:softmax", "fenchel:sparsemax", "fenchel:entmax15", "fenchel:test-pair"):
         assert name in hf.names()
         assert name in ATTENTION_FUNCTIONS.valid_keys()
-        assert MASK_FUNCTIONS[name] is MASK_FUNCTIONS["sdpa"]
+        assert MASK_FUNCTIONS[name] is make_mask
     assert "sdpa" not in hf.names()
 
 
 def test_registering_twice_is_once_and_two_meanings_are_refused():
-    hf.register()
     before = ATTENTION_FUNCTIONS["fenchel:entmax15"]
-    hf.register()
     hf.register("fenchel:entmax15", fl.Tsallis(1.5))
     assert ATTENTION_FUNCTIONS["fenchel:entmax15"] is before
     with pytest.raises(ValueError, match=r"already means Tsallis\(alpha=1.5"):
@@ -100,8 +98,6 @@ def test_names_keep_to_a_form(name):
 def test_other_misuse_of_register():
     with pytest.raises(ValueError, match="transformers' own"):
         hf.register("fenchel:flash-entmax", fl.Tsallis(1.5))
-    with pytest.raises(TypeError, match="a name and a regulariser, or neither"):
-        hf.register("fenchel:x")
     with pytest.raises(TypeError, match="must be a Regularizer"):
         hf.register("fenchel:x", 1.5)
 
