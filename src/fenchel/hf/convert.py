@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from fenchel.hf import in_place
 from fenchel.hf.held import CONFIG_ATTRIBUTE, describe, hold
-from fenchel.hf.names import derived_name
+from fenchel.hf.names import PER_MODULE, derived_name
 from fenchel.hf.recipe import read_regularizers
-from fenchel.hf.registry import PER_MODULE, names, register, resolve_name
+from fenchel.hf.registry import names, register, resolve_name
 from fenchel.hf.survey import Site, copy_configs, read_sites, roots, survey, switch
+from fenchel.hf.translate import check_budget
 from fenchel.hf.trial import ASKS, MULTIHEAD
 from fenchel.nn.conversion import choose
 from fenchel.nn.conversion import convert as convert_torch
@@ -92,7 +93,7 @@ def _apply(
         if site.how == MULTIHEAD:
             convert_torch(site.module, regularizer)  # type: ignore[arg-type]
             continue
-        hold(site.module, regularizer)
+        hold(site.module, regularizer, name)
         if site.how != ASKS:
             in_place.exchange(site.module, site.how)
     asking = {path: held for path, held in regularizers.items() if sites[path].how == ASKS}
@@ -121,6 +122,8 @@ def _resolve(
         name, chosen = regularizer, bound_regularizer(regularizer)
     elif isinstance(regularizer, Regularizer) and not _holds_tensors(regularizer):
         name, chosen = derived_name(regularizer), regularizer
+        if any(site.causal for site in sites.values()):
+            check_budget(regularizer)
         register(name, regularizer)
     else:
         held = {path: choose(regularizer, module) for path, module in modules.items()}
@@ -155,13 +158,19 @@ def _matches(path: str, only: str | Sequence[str], skip: str | Sequence[str]) ->
 
 def attention_modules(model: nn.Module) -> dict[str, Any]:
     """Path and module of everything that asks transformers for its attention function, by its
-    source. Refused if anything else attends."""
+    source. Refused if nothing does, or if anything else attends."""
+    modules = modules_that_ask(model)
+    if not modules:
+        _refuse_foreign(model)
+    return modules
+
+
+def modules_that_ask(model: nn.Module) -> dict[str, Any]:
+    """The same of a model that may have no attention at all."""
     sites = read_sites(model)
     others = [site for site in sites if site.how != ASKS or site.trouble]
     if others:
         raise ValueError(_refusal(model, others, []))
-    if not sites:
-        _refuse_foreign(model)
     return {site.path: site.module for site in sites}
 
 

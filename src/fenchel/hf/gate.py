@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 from fenchel.hf import in_place
-from fenchel.hf.convert import attention_modules
+from fenchel.hf.convert import modules_that_ask
 from fenchel.hf.held import CONFIG_ATTRIBUTE, REGULARIZER_ATTRIBUTE, drop, rebuild
 from fenchel.hf.library import PreTrainedModel
-from fenchel.hf.names import PREFIX
-from fenchel.hf.registry import PER_MODULE, resolve_name
+from fenchel.hf.names import PER_MODULE, PREFIX
+from fenchel.hf.registry import resolve_name
 
 
 def install() -> None:
@@ -52,7 +52,7 @@ def _checking(method: Any) -> Any:
         if isinstance(name, str) and name.startswith(PREFIX):
             resolve_name(name)
             if name != PER_MODULE:
-                attention_modules(self)
+                modules_that_ask(self)
         result = method(self, attn_implementation, *args, **options)
         if isinstance(name, str) and not name.startswith(PREFIX):
             lead_back(self)
@@ -78,10 +78,10 @@ def _finishing(method: Any) -> Any:
     def finish(self: Any, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
         if _name_of(self).startswith(PREFIX):
-            attentions = attention_modules(self)
+            attentions = modules_that_ask(self)
             saved = getattr(self.config, CONFIG_ATTRIBUTE, None)
             held = (hasattr(module, REGULARIZER_ATTRIBUTE) for module in attentions.values())
-            if saved and _name_of(self) == PER_MODULE and not any(held):
+            if attentions and saved and _name_of(self) == PER_MODULE and not any(held):
                 rebuild(saved, attentions)
         return result
 

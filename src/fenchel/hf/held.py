@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fenchel.hf.names import derived_name, regularizer_by_name
+from fenchel.hf.library import AttentionInterface
+from fenchel.hf.names import PER_MODULE, derived_name, regularizer_by_name
 from fenchel.hf.recipe import FORMAT, match_paths, regularizer_of
 from fenchel.nn.regularizer import HeldRegularizer, LearnedTsallis, as_module
 from fenchel.regularizers.tsallis import Tsallis
@@ -19,16 +20,33 @@ _MARK = "_fenchel_mark"
 
 
 class Mark:
-    """Says that a module was converted. Whoever unpickles it imports this package, and with it the
-    names that transformers asks for."""
+    """Says that a module was converted, and to which name. Whoever unpickles it, in whatever
+    process, has that name registered."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getstate__(self) -> dict[str, Any]:
+        bound = getattr(AttentionInterface().get(self.name), "regularizer", None)
+        return {"name": self.name, "bound": bound}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from fenchel.hf.registry import register
+
+        self.name = state["name"]
+        if state["bound"] is not None and self.name not in AttentionInterface():
+            register(self.name, state["bound"])
 
 
-def hold(module: nn.Module, regularizer: nn.Module | None) -> None:
+def hold(module: nn.Module, regularizer: nn.Module | None, name: str) -> None:
     """Beside the parameters of the attention; None: whatever it held is dropped."""
-    module.__dict__[_MARK] = Mark()
+    module.__dict__[_MARK] = Mark(name)
     module._modules.pop(REGULARIZER_ATTRIBUTE, None)
     if regularizer is not None:
-        module.add_module(REGULARIZER_ATTRIBUTE, regularizer.to(_device(module)))
+        if all(x.device.type != "meta" for x in regularizer.parameters()):  # else weights follow
+            regularizer.to(_device(module))
+        regularizer._non_persistent_buffers_set.clear()  # saved with the weights, and loaded
+        module.add_module(REGULARIZER_ATTRIBUTE, regularizer)
 
 
 def _device(module: nn.Module) -> torch.device:
@@ -76,7 +94,8 @@ def rebuild(description: Mapping[str, Any], attentions: Mapping[str, nn.Module])
     entries = description["attentions"]
     names = match_paths(list(entries), list(attentions))
     for path, entry in entries.items():
-        hold(attentions[names[path]], _from_entry(entry, names[path], attentions[names[path]]))
+        module = attentions[names[path]]
+        hold(module, _from_entry(entry, names[path], module), PER_MODULE)
 
 
 def _from_entry(entry: Mapping[str, Any], path: str, attention: nn.Module) -> nn.Module:

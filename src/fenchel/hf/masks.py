@@ -34,7 +34,7 @@ class StructuredMask(Tensor):
     def __new__(
         cls,
         prior: Prior | None,
-        shape: tuple[int, int, int, int],
+        shape: tuple[int, ...],
         device: torch.device | str,
         write: Callable[[], Tensor],
     ) -> StructuredMask:
@@ -45,7 +45,7 @@ class StructuredMask(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"StructuredMask({self.prior}, shape={tuple(self.shape)})"
 
     def dense(self) -> Tensor:
@@ -58,7 +58,8 @@ class StructuredMask(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _SAME or (func is torch.ops.aten.slice.Tensor and _is_whole(*args)):
-            return args[0]
+            mask = args[0]
+            return cls(mask.prior, mask.shape, mask.device, mask._write)
         args, kwargs = tree_map(written_out, (args, kwargs or {}))
         return func(*args, **kwargs)
 

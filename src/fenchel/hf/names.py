@@ -11,6 +11,7 @@ from fenchel.regularizers.shannon import Shannon
 from fenchel.regularizers.tsallis import Tsallis
 
 PREFIX = "fenchel:"
+PER_MODULE = "fenchel:held"  # every attention has a regulariser of its own
 STANDARD: dict[str, Regularizer] = {
     "fenchel:softmax": Shannon(),
     "fenchel:sparsemax": Tsallis(2.0),

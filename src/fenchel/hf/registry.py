@@ -11,11 +11,9 @@ from torch.nn import Module
 
 from fenchel.hf.library import AttentionInterface, AttentionMaskInterface
 from fenchel.hf.masks import make_mask
-from fenchel.hf.names import PREFIX, STANDARD, regularizer_by_name
+from fenchel.hf.names import PER_MODULE, PREFIX, STANDARD, regularizer_by_name
 from fenchel.hf.translate import HeldAttention, TranslatedAttention
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
-
-PER_MODULE = "fenchel:held"
 
 
 def register(name: str, regularizer: Regularizer | Module) -> None:

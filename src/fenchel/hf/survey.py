@@ -34,6 +34,7 @@ class Site(NamedTuple):
     module: nn.Module
     how: str  # "interface", "sdpa", "softmax" or "nn.MultiheadAttention"
     ran: bool  # seen in a run; else read from the source
+    causal: bool = False  # the first query saw one key
     trouble: str = ""  # why it would stay on softmax
 
     def __str__(self) -> str:
@@ -50,7 +51,7 @@ class Survey(NamedTuple):
 def survey(model: nn.Module, inputs: object = None) -> Survey:
     """Nothing in the model changes. inputs: what it is called with; None: small ones are made."""
     with switched(model, _TRIAL_NAME), as_it_was(model), trial.watching() as seen:
-        not_run = _run(model, inputs)
+        not_run = _run(model, inputs, seen)
     return Survey(_sites(model, seen), not_run)
 
 
@@ -62,7 +63,7 @@ def read_sites(model: nn.Module) -> list[Site]:
 def _sites(model: nn.Module, seen: trial.Trial) -> list[Site]:
     named = [pair for pair in model.named_modules() if REGULARIZER_ATTRIBUTE not in pair[0]]
     sites = (_site(path, module, seen) for path, module in named)
-    return [site for site in sites if site is not None]
+    return _with_foreign_masks(model, [site for site in sites if site is not None])
 
 
 def _site(path: str, module: nn.Module, seen: trial.Trial) -> Site | None:
@@ -79,9 +80,36 @@ def _site(path: str, module: nn.Module, seen: trial.Trial) -> Site | None:
         trouble = "it derives from torch.nn.MultiheadAttention, and its own forward would be lost"
     elif how in (FUSED, BY_HAND) and not ran:
         trouble = "it attends on its own, and no run came by to see how"
-    elif how in (FUSED, BY_HAND) and seen.masked and ASKS in seen.how.values():
-        trouble = "it attends on its own, with masks that are made for attentions that ask"
-    return Site(path, module, how, ran, trouble)
+    return Site(path, module, how, ran, module in seen.causal, trouble)
+
+
+def _with_foreign_masks(model: nn.Module, sites: list[Site]) -> list[Site]:
+    """Attentions of their own that get masks made for those beside them that ask: other masks than
+    they read, once those are switched."""
+    owners = {path: module for path, module in model.named_modules() if _is_model(module)}
+    asking = {_owner(site.path, owners) for site in sites if site.how == ASKS}
+    trouble = "it attends on its own, and its masks would be those of attentions that ask"
+    return [
+        site._replace(trouble=trouble)
+        if site.how in (FUSED, BY_HAND) and _owner(site.path, owners) in asking and _masked(site)
+        else site
+        for site in sites
+    ]
+
+
+def _is_model(module: nn.Module) -> bool:
+    return isinstance(module, PreTrainedModel)
+
+
+def _owner(path: str, owners: Mapping[str, nn.Module]) -> str:
+    """The innermost model that holds this path."""
+    holding = [p for p in owners if p == "" or path == p or path.startswith(f"{p}.")]
+    return max(holding, key=len, default="")
+
+
+def _masked(site: Site) -> bool:
+    parameters = inspect.signature(type(site.module).forward).parameters
+    return any("mask" in name for name in parameters)
 
 
 def _read(kind: type[nn.Module]) -> str | None:
@@ -93,11 +121,11 @@ def _read(kind: type[nn.Module]) -> str | None:
     if not re.search("attention|attn", kind.__name__, re.IGNORECASE):
         return None
     bases = (base for base in kind.__mro__ if base.__module__.split(".")[0] not in _OUTSIDE)
-    found = [_NORMALISES.search(_source(base)) for base in bases]
-    words = " ".join(match.group() for match in found if match)
+    sources = [_source(base) for base in bases]
+    words = " ".join(match.group() for source in sources if (match := _NORMALISES.search(source)))
     if "scaled_dot" in words:
         return FUSED
-    return BY_HAND if words else None
+    return BY_HAND if words or not all(sources) else None
 
 
 @lru_cache(1024)  # reading a source takes milliseconds, and an audit asks for every batch
@@ -108,20 +136,28 @@ def _source(thing: Any) -> str:
         return ""
 
 
-def _run(model: nn.Module, inputs: object) -> list[str]:
-    """Call the model, or, where it cannot be called, the models within. What could not be run."""
+def _run(model: nn.Module, inputs: object, seen: trial.Trial) -> list[str]:
+    """Call the model, then the models within that nobody called. What could not be run."""
     if any(type(x).__name__ == "DTensor" for x in model.parameters()):
         return ["the model is spread over processes"]
+    trouble = []
     if inputs is not None:
         _call(model, inputs)
-        return []
-    try:
-        _call(model, make_inputs(model))
-    except Exception as problem:  # a model may raise whatever it likes at inputs that are made up
-        within = [root for child in model.children() for root in roots(child)]
-        reason = f"{type(model).__name__}: {type(problem).__name__}: {problem}"
-        return [reason[:300]] + [line for root in within for line in _run(root, None)]
-    return []
+    else:
+        try:
+            _call(model, make_inputs(model))
+        except Exception as problem:  # a model may raise whatever it likes at made-up inputs
+            trouble.append(f"{type(model).__name__}: {type(problem).__name__}: {problem}"[:300])
+    return trouble + [line for part in _missed(model, seen) for line in _run(part, None, seen)]
+
+
+def _missed(model: nn.Module, seen: trial.Trial) -> Iterator[nn.Module]:
+    """The models within that no run has reached."""
+    for root in (root for child in model.children() for root in roots(child)):
+        if root in seen.reached:
+            yield from _missed(root, seen)
+        else:
+            yield root
 
 
 def _call(model: nn.Module, inputs: object) -> None:

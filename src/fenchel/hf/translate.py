@@ -20,6 +20,7 @@ from fenchel.hf.library import active_collector
 from fenchel.hf.masks import StructuredMask, packed_mask, written_out
 from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Sink
+from fenchel.regularizers.budget import Budget
 from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import scaled_dot
 
@@ -98,8 +99,11 @@ class TranslatedAttention:
         if isinstance(scaling, Tensor):  # which may train
             query, scaling = query * scaling, 1.0
         causal = means_causal(module, is_causal, attention_mask, query)
+        first_sees_one = is_causal_call(causal, attention_mask)
+        if first_sees_one:
+            check_budget(self.regularizer)
         if trial.is_running():
-            trial.record(module, masked=causal or attention_mask is not None)
+            trial.record(module, causal=first_sees_one)
             shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
             return value.new_zeros(shape), None
         if attention_mask is None:
@@ -289,6 +293,23 @@ def _read_by_eager(forward: Any) -> frozenset[str]:
     scope = getattr(inspect.unwrap(forward), "__globals__", {})
     eager = scope.get("eager_attention_forward")
     return frozenset(inspect.signature(eager).parameters) if eager else frozenset()
+
+
+def is_causal_call(causal: bool, mask: Tensor | None) -> bool:
+    """Whether the first query sees one key."""
+    prior = mask.prior if isinstance(mask, StructuredMask) else None
+    numbers = None if prior is None else prior.structure(1, 1, 0, torch.device("cpu"))
+    return causal or (numbers is not None and numbers.highest == 0)
+
+
+def check_budget(regularizer: Regularizer | nn.Module) -> None:
+    """A budget is spent on as many keys at least, and the first tokens of a text see fewer."""
+    k = regularizer.k if isinstance(regularizer, Budget) else 1
+    if isinstance(k, float | int) and k > 1:
+        raise ValueError(
+            f"Budget({k:g}) needs as many keys for every query, and the first tokens of a causal "
+            "attention see fewer; choose another regulariser"
+        )
 
 
 def _check_mask(

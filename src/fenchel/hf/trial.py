@@ -33,7 +33,7 @@ class Trial:
     def __init__(self) -> None:
         self.how: dict[nn.Module, str] = {}  # of each module that attends
         self.reached: set[nn.Module] = set()
-        self.masked = False  # an attention that asks got a mask, or was told to be causal
+        self.causal: set[nn.Module] = set()  # whose first query saw one key
         self._inside: list[nn.Module] = []
         self.paused = 0
 
@@ -44,12 +44,12 @@ class Trial:
 
     def current(self) -> nn.Module | None:
         """The innermost module that is not one of torch's own small ones, such as nn.Softmax."""
-        for module in reversed(self._inside):
-            if not type(module).__module__.startswith("torch.") or not self._inside[:-1]:
-                return module
-        return None
+        named = [x for x in self._inside if not type(x).__module__.startswith("torch.")]
+        return next(reversed(named or self._inside), None)
 
     def enter(self, module: nn.Module, _inputs: Any) -> None:
+        if _RUNNING.get() is not self:  # hooks see the modules of all threads
+            return
         self.reached.add(module)
         self._inside.append(module)
         if isinstance(module, _MULTIHEAD):
@@ -57,6 +57,8 @@ class Trial:
             self.paused += 1
 
     def leave(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        if _RUNNING.get() is not self:
+            return
         while self._inside and self._inside.pop() is not module:
             pass  # modules whose own hooks were cut short by an error
         if isinstance(module, _MULTIHEAD):
@@ -71,12 +73,13 @@ def is_running() -> bool:
     return _RUNNING.get() is not None
 
 
-def record(module: nn.Module, *, masked: bool) -> None:
+def record(module: nn.Module, *, causal: bool) -> None:
     """This module asked transformers for its attention function."""
     trial = _RUNNING.get()
     if trial is not None:
         trial.record(ASKS, module)
-        trial.masked = trial.masked or masked
+        if causal:
+            trial.causal.add(module)
 
 
 @contextmanager
