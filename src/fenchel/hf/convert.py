@@ -188,7 +188,7 @@ def _refusal(model: nn.Module, stuck: list[Site], not_run: list[str]) -> str:
 
 def _refuse_foreign(model: nn.Module) -> None:
     raise ValueError(
-        f"found no attention of a transformers model in {type(model).__name__}; "
+        f"found no attention in {type(model).__name__} that is of a transformers model; "
         "fenchel.nn.convert(model, regularizer) is for torch.nn.MultiheadAttention and the layers "
         "made of it, fenchel.replace_sdpa for what calls scaled_dot_product_attention"
     )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fenchel.hf import trial
 from fenchel.hf.held import REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import PreTrainedConfig, PreTrainedModel
+from fenchel.hf.translate import Unsupported
 from fenchel.hf.trial import ASKS, BY_HAND, FUSED, MULTIHEAD
 from fenchel.hf.trial_inputs import make_inputs
 from fenchel.nn.multihead import MultiheadAttention
@@ -146,6 +147,8 @@ def _run(model: nn.Module, inputs: object, seen: trial.Trial) -> list[str]:
     else:
         try:
             _call(model, make_inputs(model))
+        except Unsupported:
+            raise
         except Exception as problem:  # a model may raise whatever it likes at made-up inputs
             trouble.append(f"{type(model).__name__}: {type(problem).__name__}: {problem}"[:300])
     return trouble + [line for part in _missed(model, seen) for line in _run(part, None, seen)]

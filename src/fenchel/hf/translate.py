@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -26,8 +27,6 @@ from fenchel.scores import scaled_dot
 
 # Arguments that change attention and that `fenchel.attention` cannot express.
 _REFUSED = {
-    "indices": "chooses keys by index",
-    "block_indices": "chooses blocks of keys by index",
     "cache": "is a paged cache",
     "head_mask": "rescales heads",
 }
@@ -55,6 +54,10 @@ _PASSENGERS = frozenset(
 )
 
 
+class Unsupported(ValueError):
+    """A model asks for what fenchel's attention cannot do."""
+
+
 @dataclass(frozen=True, eq=False)
 class TranslatedAttention:
     """sum_j p_j value_j for each query, in the signature of transformers' attention functions.
@@ -68,6 +71,7 @@ class TranslatedAttention:
     sliding_window: already in the mask; a call that lost the mask is refused.
     softcap: squeezes the scores, as in Gemma 2.
     s_aux: logits of a null key, one per head, as in gpt-oss.
+    indices, block_indices: the keys, or blocks of them, that an indexer chose for each query.
     cu_seq_lens_q: where the sequences of a packed row begin and end; the mask may say it as well.
 
     Returns the output (batch, query, head, d) and the weights (batch, head, query, key) if the
@@ -92,6 +96,8 @@ class TranslatedAttention:
         s_aux: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
+        indices: Tensor | None = None,
+        block_indices: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         _check_options(module, options)
@@ -108,6 +114,10 @@ class TranslatedAttention:
             return value.new_zeros(shape), None
         if attention_mask is None:
             attention_mask = packed_mask(cu_seq_lens_q, cu_seq_lens_k, query, key)
+        if block_indices is not None:
+            attention_mask = _block_mask(module, block_indices, attention_mask, query, key, options)
+        if indices is not None:
+            attention_mask = _with_chosen(indices, attention_mask, key)
         call = _Call(
             query, key, value, attention_mask, position_bias, causal, scaling, softcap, s_aux
         )
@@ -271,6 +281,35 @@ def _wants_weights(options: dict[str, Any]) -> bool:
     return any(name.endswith("attentions") for name in active_collector.get() or ())
 
 
+def _block_mask(
+    module: Any,
+    block_indices: Tensor,
+    mask: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    options: dict[str, Any],
+) -> Tensor:
+    """By the model's own indexer, as it does for eager attention."""
+    queries, keys = query.shape[2], key.shape[2]
+    places = options.get("position_ids")
+    if places is None:
+        places = torch.arange(keys - queries, keys, device=key.device)
+    places = torch.atleast_2d(places).expand(query.shape[0], -1)
+    build: Callable[..., Tensor] = module.indexer.build_block_mask
+    return build(block_indices, written_out(mask), keys, query.dtype, query.device, places)
+
+
+def _with_chosen(indices: Tensor, mask: Tensor | None, key: Tensor) -> Tensor:
+    """Of the visible keys only those at `indices` (batch, query, chosen)."""
+    shape = (*indices.shape[:2], key.shape[2])
+    chosen = torch.zeros(shape, dtype=torch.bool, device=key.device)
+    chosen = chosen.scatter(-1, indices.long(), True).unsqueeze(1)
+    visible, bias = split_mask(written_out(mask), None)
+    if bias is not None:
+        return bias.masked_fill(~chosen, -math.inf)
+    return chosen if visible is None else visible & chosen
+
+
 def _check_options(module: nn.Module, options: dict[str, Any]) -> None:
     """Refuse what would change attention and cannot be honoured: what is known to, and what the
     model's own attention function reads. Everything else is on its way to somebody else."""
@@ -281,7 +320,7 @@ def _check_options(module: nn.Module, options: dict[str, Any]) -> None:
         if reason is None and name in _read_by_eager(type(module).forward):
             reason = "changes the attention of this model"
         if reason is not None:
-            raise ValueError(
+            raise Unsupported(
                 f"{type(module).__name__} passes {name}, which fenchel's attention does not take: "
                 f"it {reason}. Keep this model on attn_implementation='eager'"
             )
