@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ class AttentionCall:
     first: int = 0  # position of the first query, in a tile of a longer call
     queries: int = 0  # of the whole call
     softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: as they are
+    modify: Callable[[Tensor, int], Tensor] | None = None  # of the tile's scores and `first`
 
     @property
     def caller_shape(self) -> torch.Size:
@@ -173,7 +175,7 @@ def _check_numbers(options: Options) -> None:
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
     scale, dropout_p, softcap = options.scale, options.dropout_p, options.softcap
-    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
+    if scale is not None and not (_is_number(scale) and abs(scale) < math.inf):
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     if not _is_number(dropout_p) or not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be a number between 0 and 1, got {dropout_p!r}")

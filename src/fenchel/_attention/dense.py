@@ -146,15 +146,16 @@ def _sdpa(call: AttentionCall, regularizer: Shannon, mask: Tensor | None, causal
         query, key = pad(query, (0, extra)), pad(key, (0, extra))
     elif extra < 0:
         value = pad(value, (0, -extra))
-    output: Tensor = torch.ops.aten.scaled_dot_product_attention(  # which `replace_sdpa` lets be
-        query,
-        key,
-        value,
-        attn_mask=None if mask is None else unexpand(mask),
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    with torch._C.DisableTorchFunction():  # this softmax is meant, also inside `replace_sdpa`
+        output: Tensor = torch.ops.aten.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if mask is None else unexpand(mask),
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
     return output[..., : call.value.shape[3]]
 
 

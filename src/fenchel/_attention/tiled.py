@@ -158,6 +158,8 @@ def scores(call: AttentionCall) -> Tensor:
         product = _product(query, key)
     if call.softcap:
         product = call.softcap * (product / call.softcap).tanh()
+    if call.modify is not None:
+        product = call.modify(product, call.first)
     if call.bias is not None:
         bias = _bias(call).to(dtype)
         product = where(bias != -torch.inf, product + bias, -torch.inf)  # whatever the key holds
