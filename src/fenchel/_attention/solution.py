@@ -165,12 +165,11 @@ def _gather(call: AttentionCall, regularizer: Regularizer) -> AttentionSolution:
 
 def solve_head(
     call: AttentionCall, regularizer: Regularizer, batch: int, head: int
-) -> AttentionSolution:
-    """Of one head alone: scores (query, key)."""
+) -> tuple[AttentionSolution, Regularizer]:
+    """Of one head alone, scores (query, key), with the regulariser of its rows."""
     with torch.no_grad():
-        return _gather(
-            _select_head(call, batch, head), _select_rows(regularizer, call, batch, head)
-        )
+        of_rows = _select_rows(regularizer, call, batch, head)
+        return _gather(_select_head(call, batch, head), of_rows), of_rows
 
 
 def _select_head(call: AttentionCall, batch: int, head: int) -> AttentionCall:

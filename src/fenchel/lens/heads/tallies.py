@@ -48,8 +48,8 @@ class OffsetTally:
 @dataclass(frozen=True, eq=False)
 class SwitchTally:
     """The heads at one alpha. change: |y' - y| / |y|; square: |y' - y|^2; links kept, as a number
-    (support_size) and as a share. layer_square, layer_all: the square of the move of the layer's output,
-    this head switched alone or with all others; None where the layer's projection is not known."""
+    (support_size) and as a share. layer_square, layer_all: the square of the move of the layer's
+    output, this head switched alone or with all others; None where its projection is not known."""
 
     change: Tensor
     square: Tensor
