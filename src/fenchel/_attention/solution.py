@@ -202,11 +202,14 @@ def _select_head(call: AttentionCall, batch: int, head: int) -> AttentionCall:
 def _select_rows(
     regularizer: Regularizer, call: AttentionCall, batch: int, head: int
 ) -> Regularizer:
-    """Parameters broadcast over the rows: each is cut to the rows of the head."""
-    part, rows_shape = copy.copy(regularizer), call.caller_shape[:-1]
+    """A copy with its own tensors. Parameters broadcast over the rows: cut to those of the head."""
+    part, shape = copy.copy(regularizer), call.caller_shape[:-1]  # (..., query)
     for name, value in vars(regularizer).items():
-        if isinstance(value, Tensor) and value.ndim and expands_to(value.shape, rows_shape):
+        if not isinstance(value, Tensor):
+            continue
+        if value.ndim and expands_to(value.shape, shape):
             of_heads = value.expand(*call.lead, value.shape[-1])
-            rows = of_heads.reshape(*call.scores_shape[:2], -1)[batch, head]
-            object.__setattr__(part, name, rows.squeeze() if len(rows) == 1 else rows)
+            value = of_heads.reshape(*call.scores_shape[:2], -1)[batch, head]
+            value = value[0] if len(value) == 1 else value
+        object.__setattr__(part, name, value.detach().clone())
     return part
