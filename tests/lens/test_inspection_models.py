@@ -1,5 +1,7 @@
 """fl.inspect on models of Hugging Face: the weights are those that transformers records."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -38,10 +40,9 @@ def test_softmax_as_loaded(family, implementation, monkeypatch):
     model, inputs = models.tiny(family), models.inputs(family)
     with models.softmax_as_given(monkeypatch):
         weights = recorded(model, inputs)
-    model.set_attn_implementation(implementation)
-    assert len(weights) == models.ATTENTIONS[family]
-    assert_all_seen(model, inputs, weights)
-    assert model.config._attn_implementation == implementation
+        assert len(weights) == models.ATTENTIONS[family]
+        model.set_attn_implementation(implementation)
+        assert_all_seen(model, inputs, weights)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,7 +93,7 @@ def test_padding(family, side, convert):
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "fenchel:entmax15"])
-def test_sliding_windows(implementation):
+def test_sliding_windows(implementation, monkeypatch):
     config = transformers.MistralConfig(
         vocab_size=40,
         hidden_size=32,
@@ -105,11 +106,26 @@ def test_sliding_windows(implementation):
     )
     model = transformers.MistralForCausalLM(config).double().eval()
     model.set_attn_implementation(implementation)
-    seen = fl.inspect(model, models.tokens(length=8), 1, 3)
+    with models.softmax_as_given(monkeypatch):
+        seen = fl.inspect(model, models.tokens(length=8), 1, 3)
     assert_consistent(seen)
     assert seen.visible_size.tolist() == [1, 2, 3, 3, 3, 3, 3, 3]
     band = torch.ones(8, 8, dtype=torch.bool).tril().triu(-2)
     assert not (seen.support & ~band).any()
+
+
+def test_two_threads_and_nothing_stays_behind():
+    """Each sees its own model; transformers' table is as it was, also after an error."""
+    inspected = [models.tiny(family) for family in ("bert", "gpt2")]
+    alone = [fl.inspect(model, models.tokens(), 1, 0) for model in inspected]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(4):
+            seen = pool.map(lambda model: fl.inspect(model, models.tokens(), 1, 0), inspected)
+            for one, other in zip(seen, alone, strict=True):
+                assert torch.equal(one.output, other.output)
+    with pytest.raises(IndexError, match=r"index out of range in self"):
+        fl.inspect(inspected[0], 1000 + models.tokens(), 0, 0)
+    assert "get_interface" not in vars(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS)
 
 
 def test_weights_that_the_model_would_record_are_left_out():

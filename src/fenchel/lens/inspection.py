@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # matplotlib loads when something is drawn
 _SHOWN = 8  # layers that a message names
 _WAY_OUT = (
     "What can be seen is scaled_dot_product_attention, torch.nn.MultiheadAttention, "
-    "fenchel.attention and the attention functions of transformers, in code that is not traced or "
-    "exported. Otherwise give the queries, keys and values to fenchel.attention_solution"
+    'fenchel.attention, and transformers on "sdpa", "eager" or "fenchel:…", in code that is not '
+    "traced or exported. Otherwise give queries, keys and values to fenchel.attention_solution"
 )
 
 

@@ -1,8 +1,8 @@
 """Any torch model as it runs: every attention call, in order, with the module that made it.
 
-Three doors lead to attention: `fenchel.attention`, torch's `scaled_dot_product_attention`, and
-torch's `multi_head_attention_forward`. A model of transformers that goes through none of them
-(eager, flash) is led through ours while it is watched.
+Four doors lead to attention: `fenchel.attention`, torch's `scaled_dot_product_attention` and
+`multi_head_attention_forward`, and the table in which transformers looks up functions, for models
+on eager.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import RLock
 from types import FunctionType
 from typing import Any
 
@@ -19,16 +21,15 @@ from torch.nn import Module
 from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from fenchel._attention.call import OBSERVER, AttentionCall, Options, prepare
+from fenchel._attention.call import OBSERVER, AttentionCall, Options, observer, prepare
 from fenchel.lens.capture.calls import configs_of
 from fenchel.lens.capture.evaluation import evaluating
 from fenchel.regularizers import Regularizer, Shannon
 
-_SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
-_IN_REACH = ("sdpa", "fenchel:")  # implementations of transformers that end at one of the doors
-
 # path of the module, call, regulariser, output (batch, head, query, d_value)
 OnCall = Callable[[str, AttentionCall, Regularizer, Tensor], None]
+
+_ONE_AT_A_TIME = RLock()  # of those who watch eager functions
 
 
 @contextmanager
@@ -43,7 +44,8 @@ def watch_calls(model: Module, on_call: OnCall) -> Iterator[CallWatch]:
         undo.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules:
             undo.enter_context(torch.compiler.set_stance("force_eager"))
-        _reach_transformers(model, undo)
+        if any(config._attn_implementation in (None, "eager") for config in configs_of(model)):
+            undo.enter_context(_watch_eager(watch))
         for path, module in model.named_modules():
             for hook in watch.follow(path, module):
                 undo.callback(hook.remove)
@@ -61,6 +63,7 @@ class CallWatch(TorchFunctionMode):
         self._count = 0
         self._running = [""]  # paths of the modules that are running, the outermost first
         self._inside = False  # of an attention that is recorded as a whole
+        self._given: Tensor | None = None  # what the model gets from the call that is read now
 
     def follow(self, path: str, module: Module) -> Iterator[Any]:
         """Note when the module runs."""
@@ -82,8 +85,24 @@ class CallWatch(TorchFunctionMode):
             return run()
         with self._within():
             output = run()
-            self._record(call, regularizer, output)
+            self._record(call, regularizer, output if self._given is None else self._given)
         return output
+
+    def attend_eagerly(self, function: Any, module: Module, *args: Any, **options: Any) -> Any:
+        """A call of a family's own function, which sees what its mask shows and no flag; read by a
+        call of ours beside it."""
+        from fenchel.hf.translate import TranslatedAttention
+
+        with self._within():
+            result = function(module, *args, **options)
+        self._given = result[0].transpose(
+            1, 2
+        )  # (batch, query, head, d) -> (batch, head, query, d)
+        try:
+            TranslatedAttention(Shannon())(module, *args, **{**options, "is_causal": False})
+        finally:
+            self._given = None
+        return result
 
     def __torch_function__(
         self,
@@ -98,7 +117,7 @@ class CallWatch(TorchFunctionMode):
                 return self._attend(args, options)
             if func is multi_head_attention_forward:
                 self._attend_multihead(args, options)
-            elif func in _SOFTMAX:
+            elif getattr(func, "__name__", "") == "softmax":  # torch has three of them
                 self.softmax_paths[self._running[-1]] = None
         return func(*args, **options)
 
@@ -166,15 +185,22 @@ def _open_multihead() -> Callable[..., Any]:
     return opened
 
 
-def _reach_transformers(model: Module, undo: ExitStack) -> None:
-    """Softmax under another name is computed by ours for a while."""
-    configs = configs_of(model)
-    away = [x for x in configs if not str(x._attn_implementation).startswith(_IN_REACH)]
-    if not away:
-        return
-    from fenchel import hf
+@contextmanager
+def _watch_eager(watch: CallWatch) -> Iterator[None]:
+    """Each family has an eager function of its own, which it hands to transformers' table as the
+    default: there it is found. Other threads get what they ask for, or wait to watch."""
+    from fenchel.hf.library import attention_functions
 
-    hf.register()
-    for config in away:  # a mapping leaves the configurations within this one as they are
-        undo.callback(setattr, config, "_attn_implementation", {"": config._attn_implementation})
-        config._attn_implementation = {"": "fenchel:softmax"}
+    look_up = partial(type(attention_functions).get_interface, attention_functions)
+
+    def get_interface(name: str | None, default: Any) -> Any:
+        function = look_up(name, default)
+        is_ours = function is default and observer() == watch.observe
+        return partial(watch.attend_eagerly, function) if is_ours else function
+
+    with _ONE_AT_A_TIME:
+        attention_functions.get_interface = get_interface
+        try:
+            yield
+        finally:
+            vars(attention_functions).pop("get_interface", None)
