@@ -118,9 +118,10 @@ class Options(NamedTuple):
 def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options) -> AttentionCall:
     """Check what a caller of `scaled_dot_product_attention` may pass, and lay it out."""
     base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap = options
+    _check_tensors(query, key, value)
+    query, key, value = _autocast(query, key, value)  # first: it may make them alike
     _check_operands(query, key, value)
     _check_numbers(options)
-    query, key, value = _autocast(query, key, value)
     repeats = _repeats(query, key, value, enable_gqa)
     lead = _lead(query, key, value, repeats)
     shape = torch.Size((*lead, query.shape[-2], key.shape[-2]))
@@ -150,7 +151,7 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Atte
     )
 
 
-def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_tensor(tensor, name)
         if tensor.ndim < 2:
@@ -163,6 +164,10 @@ def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"{name} must be a dense tensor of float16, bfloat16, float32 or float64, got "
                 f"{tensor.layout} of {tensor.dtype}"
             )
+
+
+def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise ValueError(
                 f"query, key and value must share dtype and device; {name} is {tensor.dtype} on "
@@ -203,9 +208,8 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     kind = tensors[0].device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensors
-    if tensors[0].dtype == torch.float64:
-        return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
 def _repeats(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:

@@ -164,7 +164,9 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: AttentionCall, regularizer: Shannon, *operands: Tensor) -> Tensor:
         ctx.save_for_backward(*operands)
-        ctx.call, ctx.regularizer = call, regularizer
+        nothing = call.query.new_empty(0)  # autograd alone keeps the operands, and frees them
+        ctx.call = replace(call, query=nothing, key=nothing, value=nothing)
+        ctx.regularizer = regularizer
         ctx.unchanged = Unchanged(
             mask=call.mask, bias=call.bias, base=call.base, regularizer=regularizer
         )
@@ -179,10 +181,13 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors  # raises where the graph was freed
         if not torch.is_grad_enabled():
-            gradients = torch.autograd.grad(ctx.output, ctx.inputs, gradient, retain_graph=True)
+            kept = torch._C._autograd._get_current_graph_task_keep_graph()
+            gradients = torch.autograd.grad(ctx.output, ctx.inputs, gradient, retain_graph=kept)
+            if not kept:
+                ctx.output = ctx.inputs = None
             return None, None, *gradients
-        query, key, value = ctx.saved_tensors
         ctx.unchanged.check()
         call = replace(ctx.call, query=query, key=key, value=value)
         output = tiled(call, ctx.regularizer)

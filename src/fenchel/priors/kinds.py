@@ -174,45 +174,74 @@ def _extent(ids: Tensor) -> tuple[Tensor, Tensor, bool]:
     return start[names].reshape(ids.shape), stop[names].reshape(ids.shape), together
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeyPadding(Prior):
-    """Only the first `lengths` keys are real.
+    """Only some keys are real: the first `real` ones, or those that `real` marks.
 
-    `lengths` has the leading axes of the scores, without query and key: for scores
-    (batch, head, query, key) pass `lengths[:, None]`, shape (batch, 1).
+    >>> KeyPadding(lengths[:, None])             # for scores (batch, head, query, key)
+    >>> KeyPadding(attention_mask.bool()[:, None])
+
+    real: whole numbers with the leading axes of the scores, without query and key; or bool, with
+        the keys as one axis more. Real keys that stand together are fast.
     """
 
-    lengths: Tensor
+    real: Tensor
 
     def __post_init__(self) -> None:
-        check_tensor(self.lengths, "lengths")
-        if self.lengths.is_floating_point() or self.lengths.dtype == torch.bool:
+        check_tensor(self.real, "real")
+        if self.real.is_floating_point() or (self._marks and self.real.ndim == 0):
             raise TypeError(
-                f"lengths must be integers, got {self.lengths.dtype}; "
-                "for a mask of real keys pass it as base= directly (True = attend)"
+                f"real must be lengths, or bool with one entry per key, got {self.real.dtype} of "
+                f"shape {tuple(self.real.shape)}"
             )
 
     @property
     def is_mask(self) -> bool:
         return True
 
+    @property
+    def _marks(self) -> bool:
+        return self.real.dtype == torch.bool
+
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        keep = columns < self.lengths[..., None, None]  # (..., 1, columns)
+        if self._marks:
+            keep = self.real[..., None, columns]
+        else:
+            keep = columns < self.real[..., None, None]  # (..., 1, columns)
         return _mask(keep.expand(*keep.shape[:-2], len(rows), -1))
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
     ) -> Structure | None:
-        lengths = self.lengths.to(device=device, dtype=torch.int64)
-        return Structure(queries, keys, stop=lengths.unsqueeze(-1).expand(*lengths.shape, queries))
+        real = self.real.to(device)
+        if not self._marks:
+            return Structure(queries, keys, stop=_of_rows(real.to(torch.int64), queries))
+        first, count = real.to(torch.int8).argmax(-1), real.sum(-1)
+        last = keys - real.flip(-1).to(torch.int8).argmax(-1)
+        if not readable(real) or has((count > 0) & (last - first != count)):
+            return Structure(queries, keys, of_key=_mask(real))
+        stop = torch.where(count > 0, last, 0)
+        return Structure(
+            queries, keys, start=_of_rows(first, queries), stop=_of_rows(stop, queries)
+        )
 
     def check(self, shape: torch.Size) -> None:
-        if self.lengths.ndim not in (0, len(shape) - 2):  # as in _check_axes
+        if self._marks and self.real.shape[-1] != shape[-1]:
             raise ValueError(
-                f"lengths of shape {tuple(self.lengths.shape)} must have one axis for each leading "
-                f"axis of the scores {tuple(shape)}, without query and key; for (batch, head, "
-                "query, key) pass lengths[:, None]"
+                f"KeyPadding marks {self.real.shape[-1]} keys, the scores have {shape[-1]}"
             )
+        axes = self.real.ndim - self._marks
+        if axes not in (0, len(shape) - 2):  # as in _check_axes
+            raise ValueError(
+                f"real of shape {tuple(self.real.shape)} must have one axis for each leading "
+                f"axis of the scores {tuple(shape)}, without query and key; for (batch, head, "
+                "query, key) pass lengths[:, None] or mask[:, None]"
+            )
+
+
+def _of_rows(numbers: Tensor, queries: int) -> Tensor:
+    """The same for every query."""
+    return numbers.unsqueeze(-1).expand(*numbers.shape, queries)
 
 
 def _check_heads(prior: Prior, heads: int, shape: torch.Size) -> None:

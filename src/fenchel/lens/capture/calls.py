@@ -258,6 +258,12 @@ def _attend(
     """transformers' attention function under `_NAME`."""
     from fenchel.hf.translate import TranslatedAttention, means_causal, split_mask
 
+    for name in ("softcap", "s_aux"):
+        if others.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} passes {name}, which changes its scores; the lens looks "
+                "at scores that are products"
+            )
     visible, bias = split_mask(attention_mask, position_bias)
     causal = means_causal(module, is_causal, attention_mask, query)
     if causal:
