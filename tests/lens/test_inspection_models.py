@@ -12,6 +12,16 @@ from tests.lens.inspections import assert_consistent
 
 FAMILIES = ["bert", "gpt2", "llama", "t5", "bart", "vit"]
 HEADS = 4
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "initializer_range": 0.5,
+    "head_dim": 8,
+}
 
 
 def recorded(model, inputs):
@@ -94,16 +104,7 @@ def test_padding(family, side, convert):
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "fenchel:entmax15"])
 def test_sliding_windows(implementation, monkeypatch):
-    config = transformers.MistralConfig(
-        vocab_size=40,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        sliding_window=3,
-        initializer_range=0.3,
-    )
+    config = transformers.MistralConfig(**SIZES, sliding_window=3)
     model = transformers.MistralForCausalLM(config).double().eval()
     model.set_attn_implementation(implementation)
     with models.softmax_as_given(monkeypatch):
@@ -112,6 +113,25 @@ def test_sliding_windows(implementation, monkeypatch):
     assert seen.visible_size.tolist() == [1, 2, 3, 3, 3, 3, 3, 3]
     band = torch.ones(8, 8, dtype=torch.bool).tril().triu(-2)
     assert not (seen.support & ~band).any()
+
+
+@pytest.mark.parametrize("convert", [False, True])
+@pytest.mark.parametrize("family", ["Gemma2", "GptOss"])
+def test_softcap_and_sinks(family, convert, monkeypatch):
+    """Scores that are squeezed, and a null key that takes weight."""
+    torch.manual_seed(0)
+    extra = {"attn_logit_softcapping": 3.0} if family == "Gemma2" else {"num_local_experts": 4}
+    config = getattr(transformers, f"{family}Config")(**SIZES, **extra)
+    config._experts_implementation = "eager"  # the grouped kernel has no float64
+    model = getattr(transformers, f"{family}ForCausalLM")(config).double().eval()
+    model.set_attn_implementation("eager")
+    if convert:
+        hf.convert(model, fl.Tsallis(1.5))
+    inputs = {"input_ids": models.tokens()}
+    with models.softmax_as_given(monkeypatch):
+        weights = recorded(model, inputs)
+        assert_all_seen(model, inputs, weights)
+    assert ((weights[0].sum(-1) < 0.99).any()) == (family == "GptOss")
 
 
 def test_two_threads_and_nothing_stays_behind():
