@@ -145,7 +145,7 @@ def softmax_as_given(monkeypatch):
     """Eager attention of Llama and ViT rounds its softmax to float32; here it does not."""
     exact = torch.nn.functional.softmax
 
-    def softmax(scores, dim=-1, dtype=None):
+    def softmax(scores, dim=-1, dtype=None, **_):
         return exact(scores, dim=dim)
 
     with monkeypatch.context() as patch:

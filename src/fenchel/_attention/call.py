@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, read
 from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal
 from fenchel.priors.measure import check_base
+from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import default_scale
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -85,6 +87,21 @@ class AttentionCall:
             future = torch.arange(keys, device=last.device) > last.unsqueeze(-1)
             hidden = future if hidden is None else hidden | future
         return hidden
+
+
+# Who looks on while attention runs: gets the call, its regulariser and what computes the output
+# (batch, head, query, d_value), and returns that output.
+Observer = Callable[[AttentionCall, Regularizer, Callable[[], Tensor]], Tensor]
+OBSERVER: ContextVar[Observer | None] = ContextVar("fenchel_observer", default=None)
+
+
+def observer() -> Observer | None:
+    """Of this thread."""
+    return OBSERVER.get()
+
+
+# Compiled code has none, as `_against_library` in `_kernels/route.py` has one choice of kernels.
+observer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Options(NamedTuple):

@@ -86,6 +86,16 @@ def attend(call: AttentionCall, regularizer: Regularizer) -> Tensor:
     return expectation(weights, values).to(call.query.dtype)
 
 
+def attend_densely(
+    call: AttentionCall, regularizer: Regularizer, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """The same with the weights, (batch, head, query, key): both in the dtype of the query."""
+    weights = weights_of_keys(solve_tile(call, regularizer), call).reshape(call.scores_shape)
+    weights = torch.nn.functional.dropout(weights, dropout)
+    output = expectation(weights, _per_head(call.value, call).to(weights.dtype))
+    return output.to(call.query.dtype), weights.to(call.query.dtype)
+
+
 def expectation(weights: Tensor, values: Tensor) -> Tensor:
     """weights @ values, where a value that carries no weight does not count, NaN or not."""
     with full_precision(weights):
@@ -134,9 +144,19 @@ def _with_null_key(
 
 @dataclass(frozen=True, eq=False)
 class StoredLogMass(Prior):
-    """A log mass that is stored whole, (..., query, key)."""
+    """A log mass that is stored whole, (..., query, key), and the logits of a null key."""
 
     tensor: Tensor
+    logits: Tensor | None = None
+    hides_only: bool = False
+
+    @property
+    def is_mask(self) -> bool:
+        return self.hides_only
+
+    @property
+    def sink(self) -> Tensor | None:
+        return self.logits
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return self.tensor[..., rows, :][..., columns]

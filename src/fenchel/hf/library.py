@@ -19,6 +19,7 @@ except ImportError as problem:
 VERSION: str = transformers.__version__
 AttentionInterface: Any = transformers.AttentionInterface
 AttentionMaskInterface: Any = transformers.AttentionMaskInterface
+attention_functions: Any = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
 PreTrainedModel: Any = transformers.PreTrainedModel
 PreTrainedConfig: Any = transformers.PreTrainedConfig
 Conv1D: Any = _Conv1D

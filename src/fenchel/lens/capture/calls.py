@@ -150,7 +150,7 @@ def watch(
     _check_softmax(model)
     _register()
     met: dict[str, tuple[Kind, int]] = {}
-    before = {id(config): config._attn_implementation for config in _configs(model)}
+    before = {id(config): config._attn_implementation for config in configs_of(model)}
     with evaluating(model), ExitStack() as undo, torch.set_grad_enabled(derivatives):
         undo.callback(_restore, model, before)
         model.set_attn_implementation(_NAME)
@@ -284,7 +284,7 @@ def _attend(
 
 def _check_softmax(model: Any) -> None:
     """An audit is of softmax, and of what would change: a converted model is refused."""
-    for config in _configs(model):
+    for config in configs_of(model):
         name = str(config._attn_implementation or "")
         if name.startswith("fenchel:") and name not in (_NAME, "fenchel:softmax"):
             raise ValueError(
@@ -302,7 +302,7 @@ def _register() -> None:
         AttentionInterface.register(_NAME, _attend)
 
 
-def _configs(model: Any) -> list[Any]:
+def configs_of(model: Any) -> list[Any]:
     """Every configuration within, once."""
     configs = {id(one.config): one.config for one in model.modules() if _has_config(one)}
     return list(configs.values())
@@ -313,6 +313,6 @@ def _has_config(module: nn.Module) -> bool:
 
 
 def _restore(model: Any, before: dict[int, str]) -> None:
-    for config in _configs(model):
+    for config in configs_of(model):
         if id(config) in before:
             config._attn_implementation = before[id(config)]
