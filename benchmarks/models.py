@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ EQUAL, REFUSED, NOT_RUN = "equal", "refused", "not run"
 DIFFERENT, CRASHES, STAYS = "different", "crashes", "stays on softmax"
 WORST_FIRST = (DIFFERENT, STAYS, CRASHES, REFUSED, EQUAL, NOT_RUN)
 SECONDS = 60.0  # for one class
+CHECKOUT = "FENCHEL_SWEEP_CHECKOUT"  # in the environment of the server
 CLONE = "git clone --depth 1 https://github.com/huggingface/transformers"
 
 
@@ -105,7 +107,8 @@ def _empty(sweep: Sweep) -> Entry:
         "bench": "models",
         "settings": {"threads": 1, "dtype": "float64", "seconds": sweep.seconds},
         "transformers": transformers.__version__,
-        **machine.circumstances(None),
+        "machine": machine.summary(),
+        "warning": "",
         "families": {},
     }
 
@@ -132,7 +135,7 @@ def run_family(sweep: Sweep, family: str) -> Entry:
     while True:
         ended, current = _run_process(sweep, family, outcomes)
         if ended is None:
-            return outcomes
+            return outcomes or {family: {"status": NOT_RUN, "why": "its tests name no model"}}
         if not current:
             outcomes[family] = {"status": NOT_RUN, "why": f"before its first model, {ended}"}
             return outcomes
@@ -146,7 +149,7 @@ def _run_process(
 ) -> tuple[str | None, tuple[str, str] | None]:
     """Add what it reports to the outcomes. How it ended too early, and at which class and stage;
     None if it did not."""
-    context = _context()
+    context = _context(sweep.checkout)
     ours, theirs = context.Pipe(duplex=False)
     arguments = (theirs, sweep.checkout, family, tuple(outcomes))
     process = context.Process(target=work, args=arguments, daemon=True)
@@ -175,12 +178,13 @@ def _run_process(
         ours.close()
 
 
-def _context() -> Any:
+def _context(checkout: Path) -> Any:
     """A server that has loaded transformers and forks; where there is none, fresh processes."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.models_checks"])
+    os.environ[CHECKOUT] = str(checkout)  # the server reads it once, when it starts
+    context.set_forkserver_preload(["benchmarks.models_server", "benchmarks.command"])
     return context
 
 
@@ -243,19 +247,32 @@ def _totals(document: Entry) -> Listing:
 
 
 def _table(document: Entry) -> Listing:
-    rows = []
-    for family, entry in document["families"].items():
-        counts = Counter(outcome["status"] for outcome in entry.values())
-        reasons = Counter(_reason(outcome) for outcome in entry.values())
-        told = "; ".join(reason for reason in reasons if reason)
-        rows.append((family, str(len(entry)), str(counts[EQUAL]), told))
-    return Listing("Families", ("family", "classes", "equal", "others"), rows)
+    rows = [
+        (family, str(len(entry)), str(_count(entry, EQUAL)), "; ".join(_reasons(entry)))
+        for family, entry in document["families"].items()
+    ]
+    return Listing("Every family", ("family", "classes", "equal", "the others"), rows, words=1)
 
 
-def _reason(outcome: Entry) -> str:
-    status, why = outcome["status"], outcome.get("why", "")
-    if status == EQUAL:
-        return str(why)
+def _count(entry: Entry, status: str) -> int:
+    return sum(outcome["status"] == status for outcome in entry.values())
+
+
+def _reasons(entry: Entry) -> list[str]:
+    """One per status: how many classes, and why the first of them."""
+    reasons = []
+    for status in WORST_FIRST:
+        told = [_reason(name, e) for name, e in entry.items() if e["status"] == status]
+        whys = dict.fromkeys(why for why in told if why)
+        if whys:
+            more = f" (and {len(whys) - 1} more reasons)" if len(whys) > 1 else ""
+            reasons.append(f"{len(told)} {status}: {next(iter(whys))}{more}")
+    return reasons
+
+
+def _reason(name: str, outcome: Entry) -> str:
+    """Without the name of the class, so that classes with the same reason share it."""
+    why = re.sub(rf"\b{re.escape(name)}\b", "the model", outcome.get("why", ""))
     sizes = [outcome[key] for key in ("entmax", "softmax") if key in outcome]
-    size = f" by {sizes[0]:.1e}" if status in (DIFFERENT, STAYS) and sizes else ""
-    return f"{status}{size}: {why}"
+    wrong = outcome["status"] in (DIFFERENT, STAYS) and sizes
+    return f"{why}, by {sizes[0]:.1e} of its size" if wrong else why

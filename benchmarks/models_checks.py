@@ -13,19 +13,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import fenchel as fl
-from benchmarks.models_reference import Watch, entmax15, in_double, keep_double, softmax
-from benchmarks.models_testers import Tester, brief
-
-EQUAL, REFUSED, NOT_RUN = "equal", "refused", "not run"
-DIFFERENT, CRASHES, STAYS = "different", "crashes", "stays on softmax"
-STATUSES = (EQUAL, REFUSED, NOT_RUN, STAYS, DIFFERENT, CRASHES)
+from benchmarks.models import CRASHES, DIFFERENT, EQUAL, NOT_RUN, REFUSED, STAYS
+from benchmarks.models_reference import Watch, entmax15, in_double, softmax
+from benchmarks.models_testers import Tester, brief, first_line
 
 TOLERANCE = 1e-10  # relative; float64 rounds at 1e-16, and models have tens of steps
 _NOTHING = 1e-4  # of the largest gradient: those below are compared with that
@@ -36,7 +33,7 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Outcome:
-    """status: one of STATUSES. own: what the model attends with, sdpa or eager.
+    """status: a word of `benchmarks.models`. own: what the model attends with, sdpa or eager.
     softmax, entmax: largest relative differences."""
 
     status: str
@@ -64,16 +61,15 @@ class Stopped(Exception):
 
 def check(tester: Tester, tell: Tell = lambda stage: None) -> Outcome:
     """tell: hears what begins, "own" (the model as it is) or "fenchel"."""
-    with in_double():
+    tell("own")
+    with in_double() as include:
         try:
-            return _check(tester, tell)
+            return _check(*_build(tester, include), tell)
         except Stopped as stopped:
             return stopped.outcome
 
 
-def _check(tester: Tester, tell: Tell) -> Outcome:
-    tell("own")
-    model, inputs = _build(tester)
+def _check(model: Any, inputs: dict[str, Any], tell: Tell) -> Outcome:
     own = str(getattr(model.config, "_attn_implementation", None) or "eager")
     watch = Watch(softmax)
     expected = _attempt(NOT_RUN, own, lambda: run(copy.deepcopy(model), inputs, watch))
@@ -113,12 +109,12 @@ def _attempt(status: str, what: str, action: Callable[[], Any]) -> Any:
         raise Stopped(status, f"{what}: {brief(problem)}") from problem
 
 
-def _build(tester: Tester) -> tuple[Any, dict[str, Any]]:
+def _build(tester: Tester, include: Callable[[], None]) -> tuple[Any, dict[str, Any]]:
     """The tester's model in evaluation mode with wider weights, and its inputs, in float64."""
     _seed()
     config, inputs = _attempt(NOT_RUN, "the tester", tester.prepare)
     model = _attempt(NOT_RUN, "the model", lambda: tester.model_class(config))
-    keep_double()  # building may have loaded further files
+    include()  # building may have loaded further files
     model = model.double().eval()
     _widen(model)
     if model._supports_sdpa and model.config._attn_implementation != "sdpa":
@@ -136,18 +132,18 @@ def _seed() -> None:
 
 @torch.no_grad()
 def _widen(model: nn.Module) -> None:
+    """Wide scores, and no ties: tokens that all begin at zero would leave a maximum to rounding."""
     g = torch.Generator().manual_seed(1)
     for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2 or isinstance(module, nn.Embedding):
-            continue
         linear = isinstance(module, nn.Linear)
-        if not linear and type(module).__name__ != "Conv1D":
-            continue
-        fan_in = weight.shape[1 if linear else 0]
-        weight.normal_(0.0, _GAIN / fan_in**0.5, generator=g)
-        if getattr(module, "bias", None) is not None:
-            module.bias.normal_(0.0, 0.1, generator=g)  # type: ignore[operator]
+        if linear or type(module).__name__ == "Conv1D":
+            weight, bias = cast(Tensor, module.weight), cast(Tensor | None, module.bias)
+            weight.normal_(0.0, _GAIN / weight.shape[1 if linear else 0] ** 0.5, generator=g)
+            if bias is not None:
+                bias.normal_(0.0, 0.1, generator=g)
+    for parameter in model.parameters():
+        if parameter.ndim > 1 and bool((parameter == parameter.flatten()[0]).all()):
+            parameter.normal_(0.0, 0.1, generator=g)
 
 
 def _to_double(value: Any) -> Any:
@@ -219,7 +215,10 @@ def _reference(model: Any, inputs: dict[str, Any]) -> tuple[Run | None, str]:
 def _converted(model: Any, inputs: dict[str, Any], regularizer: Any, expected: Run) -> float:
     """The largest relative difference of the converted model."""
     changed = copy.deepcopy(model)
-    _attempt(REFUSED, "convert", lambda: fl.hf.convert(changed, regularizer))
+    try:
+        fl.hf.convert(changed, regularizer)
+    except Exception as problem:
+        raise Stopped(REFUSED, first_line(problem)) from problem
     return difference(_attempt(CRASHES, "forward", lambda: run(changed, inputs)), expected)
 
 

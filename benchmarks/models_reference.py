@@ -145,11 +145,16 @@ def _attend(
 
 
 def _attend_as_torch(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *others: Any,
+    **options: Any,
 ) -> Tensor:
     """With a mask of numbers, a query without a visible key sees all of them in torch; it is a
     padded one, and here it sees none."""
-    output = _SDPA(query, key, value, attn_mask, **options)
+    output = _SDPA(query, key, value, attn_mask, *others, **options)
     if attn_mask is None:
         return output
     boolean = attn_mask.dtype == torch.bool
@@ -171,29 +176,42 @@ class _DoubleTorch(ModuleType):
 
 
 _DOUBLE = _DoubleTorch()
-_MODELS = ("transformers", "tests")
-
-
-def keep_double() -> None:
-    """In the model files loaded by now. Many round parts of their work to float32 by name, among
-    them softmax; answers that agree to 1e-16 would then differ by 1e-7 now and then."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in _MODELS and vars(module).get("torch") is torch:
-            module.torch = _DOUBLE  # type: ignore[attr-defined]
+_MODELS = ("transformers", "tests")  # packages whose files hold models
 
 
 @contextmanager
-def in_double() -> Iterator[None]:
-    """New tensors are float64, and `x.float()` in a model file is."""
+def in_double() -> Iterator[Callable[[], None]]:
+    """Float64 throughout: for new tensors, and wherever a model file asks for float32.
+
+    Many round parts of their work by name, among them softmax; answers that agree to 1e-16 would
+    then differ by 1e-7 now and then. Yields what includes the files loaded since.
+    """
     before, single = torch.get_default_dtype(), torch.Tensor.float
+    changed: list[Any] = []
 
     def float_(self: Tensor, *arguments: Any, **options: Any) -> Tensor:
         by_model = _package(sys._getframe(1)) in _MODELS
         return self.double() if by_model else single(self, *arguments, **options)
 
+    def include() -> None:
+        for module in _model_files():
+            module.torch = _DOUBLE
+            changed.append(module)
+
     torch.set_default_dtype(torch.float64)
     with mock.patch.object(torch.Tensor, "float", float_):
         try:
-            yield
+            include()
+            yield include
         finally:
             torch.set_default_dtype(before)
+            for module in changed:
+                module.torch = torch
+
+
+def _model_files() -> list[Any]:
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in _MODELS and vars(module).get("torch") is torch
+    ]

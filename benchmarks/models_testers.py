@@ -125,10 +125,22 @@ class Testers(NamedTuple):
     problems: dict[str, str]
 
 
-def load(checkout: Path, family: str) -> Testers:
-    """Import the family's test files, and make their test cases ready."""
+def share(checkout: Path) -> None:
+    """Import what the testers of all families begin with."""
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
+    package = sys.modules.get(_PACKAGE)
+    if package is not None and str(checkout / _PACKAGE) not in package.__path__:
+        for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+            del sys.modules[name]  # of another checkout, or our own tests
+    for path in sorted((checkout / _PACKAGE).glob("*_tester.py")):
+        with _stand_ins():
+            importlib.import_module(f"{_PACKAGE}.{path.stem}")
+
+
+def load(checkout: Path, family: str) -> Testers:
+    """Import the family's test files, and make their test cases ready."""
+    share(checkout)
     testers = Testers({}, {})
     for path in sorted((checkout / "tests" / "models" / family).glob("test_modeling_*.py")):
         try:
@@ -170,7 +182,11 @@ def _add(kind: Any, testers: Testers) -> None:
             testers.by_class[model_class.__name__] = Tester(case, model_class)
 
 
-def brief(problem: BaseException, length: int = 200) -> str:
+def brief(problem: BaseException) -> str:
     """Type and first line."""
-    lines = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:length].rstrip(": ")
+    return f"{type(problem).__name__}: {first_line(problem)}".rstrip(": ")
+
+
+def first_line(problem: BaseException, length: int = 200) -> str:
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    return lines[0] if len(lines[0]) <= length else f"{lines[0][: length - 1]}…"
