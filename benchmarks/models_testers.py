@@ -113,8 +113,9 @@ class Tester(NamedTuple):
     def prepare(self) -> tuple[Any, dict[str, Any]]:
         """Configuration and inputs, as transformers' own tests begin."""
         common = sys.modules.get(f"{_PACKAGE}.test_modeling_common")
-        if hasattr(common, "global_rng"):  # of theirs; it starts anywhere
-            common.global_rng.seed(0)
+        numbers = getattr(common, "global_rng", None)
+        if numbers is not None:  # theirs, which begin anywhere
+            numbers.seed(0)
         config, inputs = self.case.model_tester.prepare_config_and_inputs_for_common()
         if hasattr(self.case, "_prepare_for_class"):
             inputs = self.case._prepare_for_class(inputs, self.model_class)
