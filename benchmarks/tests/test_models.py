@@ -76,8 +76,12 @@ def change(model, regularizer):
 
 fenchel.hf.convert = change
 """,
-    "skipped": "@unittest.skip('no time')\nclass Other(unittest.TestCase):\n"
-    "    all_model_classes = ()\n",
+    "skipped": """
+class Other(unittest.TestCase):
+    all_model_classes = ()
+    __unittest_skip__ = True
+    __unittest_skip_why__ = "no time"
+""",
     "slow": "import time\nfenchel.hf.convert = lambda model, regularizer: time.sleep(600)",
 }
 SHARED = """
