@@ -116,7 +116,11 @@ class Tester(NamedTuple):
         numbers = getattr(common, "global_rng", None)
         if numbers is not None:  # theirs, which begin anywhere
             numbers.seed(0)
-        config, inputs = self.case.model_tester.prepare_config_and_inputs_for_common()
+        tester = self.case.model_tester
+        if hasattr(tester, "prepare_config_and_inputs_for_model_class"):  # Perceiver
+            config, inputs = tester.prepare_config_and_inputs_for_model_class(self.model_class)
+        else:
+            config, inputs = tester.prepare_config_and_inputs_for_common()
         if hasattr(self.case, "_prepare_for_class"):
             inputs = self.case._prepare_for_class(inputs, self.model_class)
         return config, copy.deepcopy(dict(inputs))
