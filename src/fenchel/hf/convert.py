@@ -7,18 +7,32 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fenchel.hf import in_place
-from fenchel.hf.held import CONFIG_ATTRIBUTE, describe, hold
-from fenchel.hf.names import PER_MODULE, derived_name
+from fenchel.hf.held import CONFIG_ATTRIBUTE, describe, hold, is_marked
+from fenchel.hf.names import PER_MODULE, PREFIX, derived_name
 from fenchel.hf.recipe import read_regularizers
 from fenchel.hf.registry import names, register, resolve_name
-from fenchel.hf.survey import Site, copy_configs, read_sites, roots, survey, switch
+from fenchel.hf.survey import (
+    Run,
+    Site,
+    call,
+    copy_configs,
+    in_evaluation,
+    read_sites,
+    roots,
+    survey,
+    switch,
+    twin_of,
+)
 from fenchel.hf.translate import check_budget
 from fenchel.hf.trial import ASKS, MULTIHEAD
 from fenchel.nn.conversion import choose
 from fenchel.nn.conversion import convert as convert_torch
+from fenchel.nn.multihead import MultiheadAttention
 from fenchel.regularizers.contract import Regularizer
 from fenchel.regularizers.shannon import Shannon
 
@@ -76,11 +90,56 @@ def convert(
         raise ValueError(
             f"only={only!r} and skip={skip!r} leave no attention of {', '.join(list(sites)[:3])} …"
         )
+    if not _is_converted(model):
+        check_same(model, sites, seen.runs)
     name, regularizers = _resolve(regularizer, chosen, partly=len(chosen) < len(sites))
     for path in sites.keys() - chosen.keys():
         regularizers[path] = choose(Shannon(), sites[path].module)
     _apply(model, sites, name, regularizers)
     return model
+
+
+def _is_converted(model: nn.Module) -> bool:
+    """Whether some of it is off softmax already."""
+    return any(
+        is_marked(module)
+        or isinstance(module, MultiheadAttention)
+        or str(getattr(vars(module).get("config"), "_attn_implementation", "")).startswith(PREFIX)
+        for module in model.modules()
+    )
+
+
+def check_same(model: nn.Module, sites: dict[str, Site], runs: list[Run]) -> None:
+    """With softmax, the converted model answers what it answered before; else it is refused."""
+    own, ours = twin_of(model), twin_of(model)
+    twins = {path: site._replace(module=ours.get_submodule(path)) for path, site in sites.items()}
+    others = {path: site.module for path, site in twins.items() if site.how != ASKS}
+    softmax = {path: choose(Shannon(), module) for path, module in others.items()}
+    _apply(ours, twins, "fenchel:softmax", softmax)
+    for path, inputs in runs:
+        outputs = []
+        for twin in (own.get_submodule(path), ours.get_submodule(path)):
+            with in_evaluation(twin):
+                outputs.append(tree_leaves(call(twin, inputs)))
+        for before, after in zip(*outputs, strict=False):
+            if isinstance(before, Tensor) and not _is_close(before, after):
+                raise ValueError(
+                    f"{type(model).__name__} would not be the same model: with softmax, what "
+                    f"{path or 'it'} answers to a few tokens changes when its attention is switched"
+                    ". It computes more than an expectation under a softmax, or hides keys in a "
+                    "way of its own; fenchel.hf.check(model) shows who attends"
+                )
+
+
+def _is_close(before: Tensor, after: Tensor) -> bool:
+    """Up to the rounding of many layers; what was NaN before may be anything."""
+    if not before.is_floating_point() or before.numel() == 0 or before.is_meta:
+        return True
+    digits = {torch.float64: 1e-6, torch.float32: 1e-3}.get(before.dtype, 0.05)
+    before, after = before.double(), after.double()
+    known = before.isfinite()
+    size = before[known].abs().max() if known.any() else before.new_zeros(())
+    return bool((before - after)[known].abs().le(digits * size + 1e-12).all())
 
 
 def _apply(

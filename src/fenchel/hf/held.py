@@ -38,6 +38,11 @@ class Mark:
             register(self.name, state["bound"])
 
 
+def is_marked(module: nn.Module) -> bool:
+    """Whether the module was converted."""
+    return _MARK in vars(module)
+
+
 def hold(module: nn.Module, regularizer: nn.Module | None, name: str) -> None:
     """Beside the parameters of the attention; None: whatever it held is dropped."""
     module.__dict__[_MARK] = Mark(name)

@@ -42,18 +42,40 @@ class Site(NamedTuple):
         return f"{self.path} ({type(self.module).__name__})"
 
 
+class Run(NamedTuple):
+    """One call that worked: the path of a model, and what it was called with."""
+
+    path: str
+    inputs: object
+
+
 class Survey(NamedTuple):
-    """All that attend, and why the model or a part of it could not be run."""
+    """All that attend, the calls that showed it, and why a part could not be run."""
 
     sites: list[Site]
+    runs: list[Run]
     not_run: list[str]
 
 
 def survey(model: nn.Module, inputs: object = None) -> Survey:
     """Nothing in the model changes. inputs: what it is called with; None: small ones are made."""
-    with switched(model, _TRIAL_NAME), as_it_was(model), trial.watching() as seen:
-        not_run = _run(model, inputs, seen)
-    return Survey(_sites(model, seen), not_run)
+    twin = twin_of(model)
+    switch(twin, _TRIAL_NAME)
+    with in_evaluation(twin), trial.watching() as seen:
+        runs, not_run = _run_all(twin, inputs, seen)
+    modules = dict(model.named_modules())
+    sites = [site._replace(module=modules[site.path]) for site in _sites(twin, seen)]
+    return Survey(sites, runs, not_run)
+
+
+def twin_of(model: nn.Module) -> nn.Module:
+    """The same modules once more, around the same weights: some models change when they run."""
+    memo: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)  # which may hold weights that are elsewhere
+        if hook is not None:
+            memo[id(hook)] = hook
+    return copy.deepcopy(model, memo)
 
 
 def read_sites(model: nn.Module) -> list[Site]:
@@ -137,21 +159,28 @@ def _source(thing: Any) -> str:
         return ""
 
 
-def _run(model: nn.Module, inputs: object, seen: trial.Trial) -> list[str]:
-    """Call the model, then the models within that nobody called. What could not be run."""
+def _run_all(model: nn.Module, inputs: object, seen: trial.Trial) -> tuple[list[Run], list[str]]:
+    """Call the model, then the models within that nobody called: what worked, and what did not."""
     if any(type(x).__name__ == "DTensor" for x in model.parameters()):
-        return ["the model is spread over processes"]
-    trouble = []
-    if inputs is not None:
-        _call(model, inputs)
-    else:
+        return [], ["the model is spread over processes"]
+    runs: list[Run] = []
+    trouble: list[str] = []
+    paths = {module: path for path, module in model.named_modules()}
+    waiting = [model]
+    while waiting:
+        part = waiting.pop()
         try:
-            _call(model, make_inputs(model))
+            given = inputs if part is model and inputs is not None else make_inputs(part)
+            call(part, given)
+            runs.append(Run(paths[part], given))
         except Unsupported:
             raise
         except Exception as problem:  # a model may raise whatever it likes at made-up inputs
-            trouble.append(f"{type(model).__name__}: {type(problem).__name__}: {problem}"[:300])
-    return trouble + [line for part in _missed(model, seen) for line in _run(part, None, seen)]
+            if part is model and inputs is not None:
+                raise
+            trouble.append(f"{type(part).__name__}: {type(problem).__name__}: {problem}"[:300])
+        waiting += _missed(part, seen)
+    return runs, trouble
 
 
 def _missed(model: nn.Module, seen: trial.Trial) -> Iterator[nn.Module]:
@@ -163,35 +192,31 @@ def _missed(model: nn.Module, seen: trial.Trial) -> Iterator[nn.Module]:
             yield root
 
 
-def _call(model: nn.Module, inputs: object) -> None:
+def call(model: nn.Module, inputs: object) -> Any:
+    """The output of the model; inputs: a mapping of arguments, a tuple or a tensor."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if isinstance(inputs, Mapping):
-            model(**inputs)
+            return model(**inputs)
         elif isinstance(inputs, tuple | list):
-            model(*inputs)
+            return model(*inputs)
         elif isinstance(inputs, Tensor):
-            model(inputs)
-        else:
-            raise TypeError(
-                f"inputs must be a tensor, a tuple or a mapping of arguments, got "
-                f"{type(inputs).__name__}"
-            )
+            return model(inputs)
+        raise TypeError(
+            f"inputs must be a tensor, a tuple or a mapping of arguments, got "
+            f"{type(inputs).__name__}"
+        )
 
 
 @contextmanager
-def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation; afterwards each module is in the mode that it had, and
-    torch's random numbers go on as if nothing had happened."""
-    modes = [(module, module.training) for module in model.modules()]
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Inside, this model is in evaluation, and torch's random numbers are always the same; outside
+    they go on as if nothing had happened."""
     stance = torch.compiler.set_stance("force_eager")
     with torch.random.fork_rng(devices=[]), stance:
+        torch.manual_seed(0)
         model.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        yield
 
 
 def roots(model: nn.Module) -> list[Any]:
@@ -201,18 +226,6 @@ def roots(model: nn.Module) -> list[Any]:
     if isinstance(model, PreTrainedModel):
         return [model]
     return [root for child in model.children() for root in roots(child)]
-
-
-@contextmanager
-def switched(model: nn.Module, name: str) -> Iterator[None]:
-    """Inside, every attention that asks is told this name."""
-    before = copy_configs(model)
-    try:
-        switch(model, name)
-        yield
-    finally:
-        for module, attribute, config in before:
-            setattr(module, attribute, config)
 
 
 def switch(model: nn.Module, name: str, sites: Iterable[Site] | None = None) -> None:
