@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has, readable
-from fenchel.priors.contract import Prior, Structure
+from fenchel.priors.contract import (
+    Prior,
+    Structure,
+    diagonals,
+    distance,
+    extents,
+    for_every_row,
+)
 
 
 def _mask(keep: Tensor) -> Tensor:
     return torch.zeros((), device=keep.device).masked_fill(~keep, -math.inf)
-
-
-def _distance(rows: Tensor, columns: Tensor) -> Tensor:
-    """key position minus query position, (rows, columns)."""
-    return columns[None, :] - rows[:, None]
-
-
-def _positions(queries: int, keys: int, offset: int, device: torch.device) -> Tensor:
-    """key position minus query position of every diagonal, (queries + keys - 1,)."""
-    count = max(0, queries + keys - 1)
-    return torch.arange(count, device=device) + (1 - queries - offset)
 
 
 def _check_axes(of_key: Tensor, name: str, shape: torch.Size) -> None:
@@ -54,7 +50,7 @@ class Causal(Prior):
         return True
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return _mask(_distance(rows, columns) <= (self.offset or 0))
+        return _mask(distance(rows, columns) <= (self.offset or 0))
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
@@ -87,8 +83,8 @@ class SlidingWindow(Prior):
         return self.width if self.right is None else self.right
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        distance = _distance(rows, columns)
-        return _mask((distance >= -self.width) & (distance <= self._ahead))
+        ahead = distance(rows, columns)
+        return _mask((ahead >= -self.width) & (ahead <= self._ahead))
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
@@ -148,30 +144,12 @@ class Documents(Prior):
     ) -> Structure | None:
         if not readable(self.ids):
             return None
-        start, stop, together = _extent(self.ids)
+        start, stop, together = extents(self.ids)
         if not together:
             return None
         rows = torch.arange(offset, offset + queries, device=device)
         self._check_rows(rows)
         return Structure(queries, keys, start=start[..., rows], stop=stop[..., rows])
-
-
-def _extent(ids: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """First and last + 1 token of each token's document; whether its tokens stand together."""
-    flat = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1]).to(torch.int64)
-    count = flat.shape[-1]
-    _, names = flat.unique(return_inverse=True)
-    kinds = int(names.max()) + 1 if names.numel() else 0
-    names = names + kinds * torch.arange(len(flat), device=ids.device).unsqueeze(-1)
-    place = torch.arange(count, device=ids.device).expand_as(flat)
-    size = len(flat) * kinds
-    start = names.new_full((size,), count).scatter_reduce(
-        0, names.flatten(), place.flatten(), "amin"
-    )
-    stop = names.new_zeros(size).scatter_reduce(0, names.flatten(), place.flatten() + 1, "amax")
-    members = names.flatten().bincount(minlength=size)
-    together = not has((members > 0) & (stop - start != members))
-    return start[names].reshape(ids.shape), stop[names].reshape(ids.shape), together
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,14 +193,14 @@ class KeyPadding(Prior):
     ) -> Structure | None:
         real = self.real.to(device)
         if not self._marks:
-            return Structure(queries, keys, stop=_of_rows(real.to(torch.int64), queries))
+            return Structure(queries, keys, stop=for_every_row(real.to(torch.int64), queries))
         first, count = real.to(torch.int8).argmax(-1), real.sum(-1)
         last = keys - real.flip(-1).to(torch.int8).argmax(-1)
         if not readable(real) or has((count > 0) & (last - first != count)):
             return Structure(queries, keys, of_key=_mask(real))
         stop = torch.where(count > 0, last, 0)
         return Structure(
-            queries, keys, start=_of_rows(first, queries), stop=_of_rows(stop, queries)
+            queries, keys, start=for_every_row(first, queries), stop=for_every_row(stop, queries)
         )
 
     def check(self, shape: torch.Size) -> None:
@@ -237,11 +215,6 @@ class KeyPadding(Prior):
                 f"axis of the scores {tuple(shape)}, without query and key; for (batch, head, "
                 "query, key) pass lengths[:, None] or mask[:, None]"
             )
-
-
-def _of_rows(numbers: Tensor, queries: int) -> Tensor:
-    """The same for every query."""
-    return numbers.unsqueeze(-1).expand(*numbers.shape, queries)
 
 
 def _check_heads(prior: Prior, heads: int, shape: torch.Size) -> None:
@@ -283,12 +256,12 @@ class ALiBi(Prior):
         return torch.tensor(alibi_slopes(self.heads), dtype=exact, device=device)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return -self._slopes(rows.device)[:, None, None] * _distance(rows, columns).abs()
+        return -self._slopes(rows.device)[:, None, None] * distance(rows, columns).abs()
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
     ) -> Structure | None:
-        distance = _positions(queries, keys, offset, device).abs()
+        distance = diagonals(queries, keys, offset, device).abs()
         return Structure(queries, keys, relative=-self._slopes(device)[:, None] * distance)
 
 
@@ -330,12 +303,12 @@ class RelativeBuckets(Prior):
         _check_heads(self, self.table.shape[1], shape)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return self.table[self.buckets(_distance(rows, columns))].movedim(-1, 0)
+        return self.table[self.buckets(distance(rows, columns))].movedim(-1, 0)
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
     ) -> Structure | None:
-        buckets = self.buckets(_positions(queries, keys, offset, device))
+        buckets = self.buckets(diagonals(queries, keys, offset, device))
         return Structure(queries, keys, relative=self.table[buckets].mT)
 
     def buckets(self, distance: Tensor) -> Tensor:
