@@ -175,7 +175,7 @@ def test_hugging_face_registers_a_module():
     from fenchel import hf
 
     module = fl.nn.LearnedTsallis(4)
-    hf.register("fenchel:test-learned", module)
+    hf.register("fenchel:test-module", module)
     config = transformers.LlamaConfig(
         vocab_size=50,
         hidden_size=32,
@@ -183,7 +183,7 @@ def test_hugging_face_registers_a_module():
         num_hidden_layers=1,
         num_attention_heads=4,
         initializer_range=0.3,
-        attn_implementation="fenchel:test-learned",
+        attn_implementation="fenchel:test-module",
     )
     model = transformers.LlamaForCausalLM(config)
     model(torch.arange(3, 9)[None]).logits.square().mean().backward()
