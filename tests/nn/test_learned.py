@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import fenchel as fl
-from tests import needs
 from tests.attention.cases import draw
 
 HEADS, N = 3, 5
@@ -57,7 +56,7 @@ def continuous(omega, make):
     return in_layer(lambda: make(omega), POINTS[:, :, None], AT_POINTS[:, :, None])
 
 
-# Everything public that takes a regulariser, but fenchel.hf; what has a derivative in it.
+# Everything public that takes a regulariser, but fenchel.hf (tests/hf), if it has a derivative.
 LEARNING = {
     "fenchel.attention": lambda omega: fl.attention(Q, K, V, omega),
     "fenchel.fenchel_young_loss": lambda omega: fl.fenchel_young_loss(
@@ -168,26 +167,6 @@ def test_modules_that_make_something_else_are_refused(name):
 def test_a_bound_is_of_one_head(name):
     with pytest.raises(TypeError, match=r"every head has a bound of its own; bound head by head"):
         EVERYWHERE[name](learned())
-
-
-def test_hugging_face_registers_a_module():
-    transformers = needs.package("transformers", "hf.register with a module that learns")
-    from fenchel import hf
-
-    module = fl.nn.LearnedTsallis(4)
-    hf.register("fenchel:test-learned", module)
-    config = transformers.LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        initializer_range=0.3,
-        attn_implementation="fenchel:test-learned",
-    )
-    model = transformers.LlamaForCausalLM(config)
-    model(torch.arange(3, 9)[None]).logits.square().mean().backward()
-    assert (module.raw.grad != 0).any()
 
 
 # ---- groups for an optimiser
