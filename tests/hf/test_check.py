@@ -228,6 +228,17 @@ def test_a_model_that_cannot_be_run_is_run_in_parts():
     assert {row.now for row in hf.check(model).rows} == {"fenchel:tsallis-1.5"}
 
 
+def test_an_attention_that_changes_with_the_length_needs_inputs():
+    """BigBird exchanges its attention for a full one when a text is short."""
+    config = transformers.BigBirdConfig(
+        **small(num_hidden_layers=1, intermediate_size=48, block_size=4, num_random_blocks=1)
+    )
+    model = transformers.BigBirdModel(config).eval()
+    with pytest.raises(ValueError, match="changes with the length of its input"):
+        hf.convert(model, ENTMAX)
+    assert model.attention_type == "block_sparse", "a twin was run"
+
+
 def test_inputs_of_the_wrong_kind():
     with pytest.raises(TypeError, match="inputs must be a tensor, a tuple or a mapping"):
         hf.check(tiny("bert"), inputs="some text")

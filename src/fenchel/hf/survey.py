@@ -64,8 +64,16 @@ def survey(model: nn.Module, inputs: object = None) -> Survey:
     with in_evaluation(twin), trial.watching() as seen:
         runs, not_run = _run_all(twin, inputs, seen)
     modules = dict(model.named_modules())
-    sites = [site._replace(module=modules[site.path]) for site in _sites(twin, seen)]
+    sites = [_of_model(site, modules.get(site.path)) for site in _sites(twin, seen)]
     return Survey(sites, runs, not_run)
+
+
+def _of_model(site: Site, module: nn.Module | None) -> Site:
+    """What was seen in the twin, of the model itself."""
+    if type(module) is type(site.module):
+        return site._replace(module=module)
+    trouble = "it changes with the length of its input; pass inputs= as long as yours"
+    return site._replace(module=site.module if module is None else module, trouble=trouble)
 
 
 def twin_of(model: nn.Module) -> nn.Module:
