@@ -205,6 +205,7 @@ def _reference(model: Any, inputs: dict[str, Any], expected: Run) -> tuple[Run, 
     """The package entmax in place of softmax: in eager attention, or where that is not what the
     model computes by itself, in scaled_dot_product_attention written out; and a note of this."""
     eager, note = copy.deepcopy(model), ""
+    _write_sinks_as_keys(eager)
     try:
         eager.set_attn_implementation("eager")
         apart = difference(run(copy.deepcopy(eager), inputs, Watch(softmax)), expected)
@@ -218,17 +219,36 @@ def _reference(model: Any, inputs: dict[str, Any], expected: Run) -> tuple[Run, 
 
 def _converted(model: Any, inputs: dict[str, Any], regularizer: Any, expected: Run) -> float:
     """The largest relative difference of the converted model."""
-    changed = copy.deepcopy(model)
-    try:
-        fl.hf.convert(changed, regularizer)
-    except Exception as problem:
-        raise Stopped(REFUSED, first_line(problem)) from problem
+    changed = _convert(model, inputs, regularizer)
     return difference(_attempt(CRASHES, "forward", lambda: run(changed, inputs)), expected)
+
+
+def _write_sinks_as_keys(model: nn.Module) -> None:
+    """Some models scale what softmax gave by a logsumexp, as if there were one more key. With
+    entmax only the key itself says the same: gpt-oss writes it so."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    for module in model.modules():
+        scope = getattr(type(module).forward, "__globals__", {})
+        own = scope.get("eager_attention_forward")
+        if own is not None and "logsumexp" in own.__code__.co_names:
+            scope["eager_attention_forward"] = eager_attention_forward
+
+
+def _convert(model: Any, inputs: dict[str, Any], regularizer: Any) -> Any:
+    """Some models need `inputs=`, as the refusal says."""
+    try:
+        return fl.hf.convert(copy.deepcopy(model), regularizer)
+    except Exception:
+        try:
+            return fl.hf.convert(copy.deepcopy(model), regularizer, inputs=inputs)
+        except Exception as problem:
+            raise Stopped(REFUSED, first_line(problem)) from problem
 
 
 def _left(model: Any, inputs: dict[str, Any]) -> str:
     """Attentions that torch still computes."""
-    changed, watch = fl.hf.convert(copy.deepcopy(model), "fenchel:entmax15"), Watch()
+    changed, watch = _convert(model, inputs, "fenchel:entmax15"), Watch()
     run(changed, inputs, watch)
     if not watch.ours:
         return f"all {watch.seen} attentions"

@@ -21,7 +21,9 @@ Weigh = Callable[[Tensor], Tensor]  # scores (…, key) -> weights
 _SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax}
 _SDPA = F.scaled_dot_product_attention
 _TORCHS = F.multi_head_attention_forward  # a function of torch that attends inside
-_ATTENDS = re.compile("attention|attn", re.IGNORECASE)
+# MgpstrA3Module and the heads for questions of XLM, XLNet and Flaubert average tokens under a
+# softmax, whatever they are called.
+_ATTENDS = re.compile("attention|attn|A3Module|SQuADHead|XLNetForQuestionAnswering", re.IGNORECASE)
 _FORBIDDEN = torch.finfo(torch.float64).min / 2  # what masks write into float64 scores
 _FAR = 1e3  # below the largest score; entmax gives such a key nothing
 _SINGLE = ("float32", "float")
@@ -78,10 +80,12 @@ class Watch(TorchFunctionMode):
                 return _attend(self.weigh, *args, **options)
             if self.weigh is not None:
                 return _attend_as_torch(*args, **options)
-        elif func in _SOFTMAX and _over_keys(args, options) and self._by_attention(frames):
+        elif func in _SOFTMAX and self._by_attention(frames):
             self.seen += 1
             if self.weigh is not None:
-                return self.weigh(args[0] if args else options["input"])
+                scores = args[0] if args else options["input"]
+                axis = args[1] if len(args) > 1 else options["dim"]
+                return self.weigh(scores.movedim(axis, -1)).movedim(-1, axis)
         return func(*args, **options)
 
     def _look_inside(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -123,12 +127,6 @@ def _attends(frame: FrameType) -> bool:
 
 def _owner(frame: FrameType) -> str:
     return type(frame.f_locals.get("self")).__name__
-
-
-def _over_keys(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    scores = args[0] if args else options["input"]
-    dim = args[1] if len(args) > 1 else options.get("dim")
-    return isinstance(dim, int) and dim % scores.ndim == scores.ndim - 1
 
 
 def _attend(

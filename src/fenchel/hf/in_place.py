@@ -11,20 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from fenchel._attention.replace import replace_sdpa
 from fenchel._solve import solve
 from fenchel.hf import trial
 from fenchel.hf.held import REGULARIZER_ATTRIBUTE
+from fenchel.hf.masks import written_out
 from fenchel.hf.translate import forbidden
 from fenchel.regularizers.contract import Regularizer
 
 
 class ExchangedForward:
-    """The forward of one module, with its own softmax and fused attention exchanged."""
+    """The forward of one module, with its own softmax and fused attention exchanged: some take the
+    one or the other, as their configuration says or the call."""
 
-    def __init__(self, module: nn.Module, how: str) -> None:
-        self.module, self.how = module, how
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self.inner = module.__dict__.get("forward")  # what others put there
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -32,15 +35,15 @@ class ExchangedForward:
         if trial.is_running():
             return forward(*args, **options)
         regularizer = getattr(self.module, REGULARIZER_ATTRIBUTE)
-        block = replace_sdpa if self.how == trial.FUSED else _ReplaceSoftmax
-        with block(regularizer):
+        args, options = tree_map(written_out, (args, options))
+        with replace_sdpa(regularizer), _ReplaceSoftmax(regularizer):
             return forward(*args, **options)
 
 
-def exchange(module: nn.Module, how: str) -> None:
+def exchange(module: nn.Module) -> None:
     """From now on. The module holds its regulariser already."""
     if not isinstance(module.__dict__.get("forward"), ExchangedForward):
-        module.forward = ExchangedForward(module, how)
+        module.forward = ExchangedForward(module)
 
 
 def restore(module: nn.Module) -> None:

@@ -21,37 +21,38 @@ _FAR = 2**40  # positions ahead: no limit
 
 
 class StructuredMask(Tensor):
-    """A bool mask (batch, 1, query, key) of which only the description exists.
+    """A float mask (batch, 1, query, key) of which only the description exists.
 
-    Attention reads `prior`. Whoever computes with it as with a tensor, as some models do, gets the
-    mask written out.
+    Attention reads `visible`. Whoever computes with it as with a tensor, as some models do, gets
+    the mask written out as transformers does for eager attention: 0, and the smallest number of
+    the dtype where a key is hidden.
     """
 
-    prior: Prior | None  # None: every key is seen
+    visible: Prior | Tensor | None  # a tensor: bool, True = seen. None: every key is seen
     _write: Callable[[], Tensor]
 
     @staticmethod
     def __new__(
         cls,
-        prior: Prior | None,
+        visible: Prior | Tensor | None,
         shape: tuple[int, ...],
+        dtype: torch.dtype,
         device: torch.device | str,
         write: Callable[[], Tensor],
     ) -> StructuredMask:
         place = torch.device(device)
-        mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=place)
-        mask.prior, mask._write = prior, write
+        mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=place)
+        mask.visible, mask._write = visible, write
         return mask
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"StructuredMask({self.prior}, shape={tuple(self.shape)})"
+        return f"StructuredMask({self.visible}, shape={tuple(self.shape)})"
 
     def dense(self) -> Tensor:
         """The mask as an ordinary tensor."""
-        mask: Tensor = self._write()
-        return mask
+        return _as_eager(self._write(), self.dtype)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -59,7 +60,7 @@ class StructuredMask(Tensor):
     ) -> Any:
         if func in _SAME or (func is torch.ops.aten.slice.Tensor and _is_whole(*args)):
             mask = args[0]
-            return cls(mask.prior, mask.shape, mask.device, mask._write)
+            return cls(mask.visible, mask.shape, mask.dtype, mask.device, mask._write)
         args, kwargs = tree_map(written_out, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -84,6 +85,13 @@ def written_out(thing: Any) -> Any:
     return thing.dense() if isinstance(thing, StructuredMask) else thing
 
 
+def _as_eager(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    hidden = torch.finfo(dtype).min
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, hidden
+    )
+
+
 def make_mask(
     batch_size: int,
     q_length: int,
@@ -95,10 +103,12 @@ def make_mask(
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
+    dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Tensor | None:
-    """In the signature of transformers' mask functions. None: all keys, or the past alone."""
+    """In the signature of transformers' mask functions. None: all keys; and while a compiler traces
+    the model, which no mask without entries survives, also the past alone."""
 
     def write(*, skip: bool = False) -> Any:
         return AttentionMaskInterface()["sdpa"](
@@ -116,23 +126,22 @@ def make_mask(
             **options,
         )
 
+    shape = (batch_size, 1, q_length, kv_length)
     known = isinstance(q_offset, int) and isinstance(kv_offset, int)
     if not known or is_tracing(attention_mask):
-        return write(skip=True)  # type: ignore[no-any-return]
+        mask = write(skip=True)
+        return None if mask is None else _as_eager(mask, dtype)
     prior = read_prior(mask_function, q_offset, kv_offset, kv_length)
     if prior is NotImplemented:
-        return write(skip=True)  # type: ignore[no-any-return]
+        return StructuredMask(write(), shape, dtype, device, write)
     padding = _padding(attention_mask, kv_offset, kv_length)
     if padding is not None:
         prior = _product([padding] if prior is None else [prior, padding])
     else:
-        past = isinstance(prior, Causal) and prior.offset == 0 and q_length == kv_length
-        if (past and allow_is_causal_skip) or (prior is None and allow_is_bidirectional_skip):
+        one = q_length == 1 and allow_is_causal_skip and _sees_all(prior, kv_length)
+        if one or (prior is None and allow_is_bidirectional_skip):
             return None
-        if q_length == 1 and allow_is_causal_skip and _sees_all(prior, kv_length):
-            return None
-    shape = (batch_size, 1, q_length, kv_length)
-    return StructuredMask(prior, shape, device, write)
+    return StructuredMask(prior, shape, dtype, device, write)
 
 
 def _padding(mask: Tensor | None, kv_offset: int, kv_length: int) -> KeyPadding | None:
@@ -192,6 +201,8 @@ def _terms(function: Callable[..., Any], kv_offset: int, keys: int) -> list[Prio
     if maker == "and_masks":
         parts = [_terms(part, kv_offset, keys) for part in held["mask_functions"]]
         return None if None in parts else [term for part in parts for term in part or ()]
+    if held.get("sliding_window", 1) < 1:  # no key at all
+        return None
     if maker == "sliding_window_overlay":
         return [SlidingWindow(held["sliding_window"] - 1, right=_FAR)]
     if maker == "sliding_window_bidirectional_overlay":
@@ -232,4 +243,4 @@ def packed_mask(
     def write() -> Tensor:
         return (ids[:, None] == ids)[None, None]
 
-    return StructuredMask(prior, (1, 1, queries, keys), key.device, write)
+    return StructuredMask(prior, (1, 1, queries, keys), query.dtype, key.device, write)

@@ -94,7 +94,7 @@ def read_sites(model: nn.Module) -> list[Site]:
 def _sites(model: nn.Module, seen: trial.Trial) -> list[Site]:
     named = [pair for pair in model.named_modules() if REGULARIZER_ATTRIBUTE not in pair[0]]
     sites = (_site(path, module, seen) for path, module in named)
-    return _with_foreign_masks(model, [site for site in sites if site is not None])
+    return [site for site in sites if site is not None]
 
 
 def _site(path: str, module: nn.Module, seen: trial.Trial) -> Site | None:
@@ -108,39 +108,26 @@ def _site(path: str, module: nn.Module, seen: trial.Trial) -> Site | None:
     if how == ASKS and not hasattr(module, "config"):
         trouble = "it has no configuration to ask with"
     elif how == MULTIHEAD and type(module) not in (nn.MultiheadAttention, MultiheadAttention):
-        trouble = "it derives from torch.nn.MultiheadAttention, and its own forward would be lost"
+        derives = isinstance(module, nn.MultiheadAttention)
+        trouble = (
+            "it derives from torch.nn.MultiheadAttention, and its own forward would be lost"
+            if derives
+            else "it calls torch.nn.functional.multi_head_attention_forward itself"
+        )
     elif how in (FUSED, BY_HAND) and not ran:
         trouble = "it attends on its own, and no run came by to see how"
+    elif how in (FUSED, BY_HAND) and (others := _other_softmaxes(module, seen)):
+        trouble = f"it attends on its own, and {others[0]} in it takes a softmax that does not"
     return Site(path, module, how, ran, module in seen.causal, trouble)
 
 
-def _with_foreign_masks(model: nn.Module, sites: list[Site]) -> list[Site]:
-    """Attentions of their own that get masks made for those beside them that ask: other masks than
-    they read, once those are switched."""
-    owners = {path: module for path, module in model.named_modules() if _is_model(module)}
-    asking = {_owner(site.path, owners) for site in sites if site.how == ASKS}
-    trouble = "it attends on its own, and its masks would be those of attentions that ask"
+def _other_softmaxes(module: nn.Module, seen: trial.Trial) -> list[str]:
+    """Classes of modules in this one that take a softmax which is no attention."""
     return [
-        site._replace(trouble=trouble)
-        if site.how in (FUSED, BY_HAND) and _owner(site.path, owners) in asking and _masked(site)
-        else site
-        for site in sites
+        type(taker).__name__
+        for taker, around in seen.softmaxes.items()
+        if taker is not module and taker not in seen.how and module in around
     ]
-
-
-def _is_model(module: nn.Module) -> bool:
-    return isinstance(module, PreTrainedModel)
-
-
-def _owner(path: str, owners: Mapping[str, nn.Module]) -> str:
-    """The innermost model that holds this path."""
-    holding = [p for p in owners if p == "" or path == p or path.startswith(f"{p}.")]
-    return max(holding, key=len, default="")
-
-
-def _masked(site: Site) -> bool:
-    parameters = inspect.signature(type(site.module).forward).parameters
-    return any("mask" in name for name in parameters)
 
 
 def _read(kind: type[nn.Module]) -> str | None:
@@ -149,7 +136,7 @@ def _read(kind: type[nn.Module]) -> str | None:
         return MULTIHEAD
     if _INTERFACE in _source(kind.forward):
         return ASKS
-    if not re.search("attention|attn", kind.__name__, re.IGNORECASE):
+    if not trial.is_called_attention(kind):
         return None
     bases = (base for base in kind.__mro__ if base.__module__.split(".")[0] not in _OUTSIDE)
     sources = [_source(base) for base in bases]
@@ -178,8 +165,7 @@ def _run_all(model: nn.Module, inputs: object, seen: trial.Trial) -> tuple[list[
     while waiting:
         part = waiting.pop()
         try:
-            given = inputs if part is model and inputs is not None else make_inputs(part)
-            call(part, given)
+            given = _try(part, inputs if part is model else None)
             runs.append(Run(paths[part], given))
         except Unsupported:
             raise
@@ -189,6 +175,23 @@ def _run_all(model: nn.Module, inputs: object, seen: trial.Trial) -> tuple[list[
             trouble.append(f"{type(part).__name__}: {type(problem).__name__}: {problem}"[:300])
         waiting += _missed(part, seen)
     return runs, trouble
+
+
+def _try(model: nn.Module, inputs: object) -> object:
+    """What it could be called with: these inputs; or few that are made, or more."""
+    if inputs is not None:
+        call(model, inputs)
+        return inputs
+    made = make_inputs(model)
+    try:
+        call(model, made)
+    except Exception:
+        more = make_inputs(model, more=True)
+        if more.keys() == made.keys():
+            raise
+        made = more
+        call(model, made)
+    return made
 
 
 def _missed(model: nn.Module, seen: trial.Trial) -> Iterator[nn.Module]:
@@ -242,11 +245,26 @@ def switch(model: nn.Module, name: str, sites: Iterable[Site] | None = None) -> 
     attention reads. Some models give their parts copies of their configuration, which
     transformers' own method does not reach."""
     asking = None if sites is None else {site.module for site in sites if site.how == ASKS}
+    kept = set() if sites is None else _kept_configs(model, list(sites))
     for module in model.modules():
         if asking is None or not asking.isdisjoint(module.modules()):
             for config in vars(module).values():
-                if isinstance(config, PreTrainedConfig):
+                if isinstance(config, PreTrainedConfig) and id(config) not in kept:
                     config._attn_implementation_internal = name
+
+
+def _kept_configs(model: nn.Module, sites: list[Site]) -> set[int]:
+    """Of models that attend on their own, whatever models within them do: their masks stay."""
+    named = dict(model.named_modules())
+    models = {path: x for path, x in named.items() if isinstance(x, PreTrainedModel)}
+    asking = {_config_of(site, models) for site in sites if site.how == ASKS}
+    return {_config_of(site, models) for site in sites} - asking
+
+
+def _config_of(site: Site, models: Mapping[str, Any]) -> int:
+    """Identity of the configuration of the innermost model that holds this attention; 0: none."""
+    holding = [path for path in models if f"{site.path}.".startswith(f"{path}." if path else "")]
+    return id(models[max(holding, key=len)].config) if holding else 0
 
 
 def copy_configs(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:

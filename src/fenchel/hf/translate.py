@@ -20,7 +20,7 @@ from fenchel.hf.held import REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import active_collector
 from fenchel.hf.masks import StructuredMask, packed_mask, written_out
 from fenchel.priors.contract import Prior
-from fenchel.priors.kinds import Sink
+from fenchel.priors.kinds import Causal, Sink
 from fenchel.regularizers.budget import Budget
 from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import scaled_dot
@@ -110,7 +110,8 @@ class TranslatedAttention:
             check_budget(self.regularizer)
         if trial.is_running():
             trial.record(module, causal=first_sees_one)
-            shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+            rows = max(query.shape[0], key.shape[0])  # one query for all, in Q-Formers
+            shape = (rows, query.shape[2], query.shape[1], value.shape[3])
             return value.new_zeros(shape), None
         if attention_mask is None:
             attention_mask = packed_mask(cu_seq_lens_q, cu_seq_lens_k, query, key)
@@ -144,9 +145,12 @@ class _Call(NamedTuple):
         """By `fenchel.attention`: a mask that is a prior stays one."""
         visible: Tensor | Prior | None
         if isinstance(self.mask, StructuredMask):
-            visible, bias = self.mask.prior, self.position_bias
+            visible, bias = self.mask.visible, self.position_bias
         else:
             visible, bias = split_mask(self.mask, self.position_bias)
+        causal = self.causal
+        if isinstance(visible, Causal) and visible.offset == 0:  # the words of torch
+            visible, causal = None, True
         added: Tensor | Prior | None = bias
         if self.sink is not None:
             added = Sink(self.sink.to(self.query.dtype))
@@ -160,7 +164,7 @@ class _Call(NamedTuple):
             regularizer,
             base=visible,
             attn_mask=added,
-            is_causal=self.causal,
+            is_causal=causal,
             scale=self.scaling,
             dropout_p=dropout,
             enable_gqa=self.key.shape[1] != self.query.shape[1],
@@ -336,8 +340,10 @@ def _read_by_eager(forward: Any) -> frozenset[str]:
 
 def is_causal_call(causal: bool, mask: Tensor | None) -> bool:
     """Whether the first query sees one key."""
-    prior = mask.prior if isinstance(mask, StructuredMask) else None
-    numbers = None if prior is None else prior.structure(1, 1, 0, torch.device("cpu"))
+    prior = mask.visible if isinstance(mask, StructuredMask) else None
+    if not isinstance(prior, Prior):
+        return causal
+    numbers = prior.structure(1, 1, 0, torch.device("cpu"))
     return causal or (numbers is not None and numbers.highest == 0)
 
 

@@ -1,12 +1,13 @@
 """One run of a model that shows who attends how: names in the source may say otherwise.
 
 Attention is an expectation under a softmax. It is seen where it happens: a module asks transformers
-for its attention function, calls torch's, or takes a softmax itself and multiplies the result with
-something along the same axis.
+for its attention function, calls torch's, or takes a softmax itself, and is called an attention or
+multiplies the result with something along the same axis.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,6 +28,11 @@ _MULTIHEAD = (nn.MultiheadAttention, MultiheadAttention)
 ASKS, FUSED, BY_HAND, MULTIHEAD = "interface", "sdpa", "softmax", "nn.MultiheadAttention"
 
 
+def is_called_attention(kind: type) -> bool:
+    """By the name of its class."""
+    return re.search("attention|attn", kind.__name__, re.IGNORECASE) is not None
+
+
 class Trial:
     """What a run showed."""
 
@@ -34,6 +40,8 @@ class Trial:
         self.how: dict[nn.Module, str] = {}  # of each module that attends
         self.reached: set[nn.Module] = set()
         self.causal: set[nn.Module] = set()  # whose first query saw one key
+        # Modules that take a softmax -> the modules that they ran in.
+        self.softmaxes: dict[nn.Module, set[nn.Module]] = {}
         self._inside: list[nn.Module] = []
         self.paused = 0
 
@@ -41,6 +49,13 @@ class Trial:
         module = self.current() if module is None else module
         if module is not None and not self.paused:
             self.how.setdefault(module, how)
+
+    def note_softmax(self) -> nn.Module | None:
+        """Who takes it."""
+        module = self.current()
+        if module is not None:
+            self.softmaxes.setdefault(module, set()).update(self._inside)
+        return module
 
     def current(self) -> nn.Module | None:
         """The innermost module that is not one of torch's own small ones, such as nn.Softmax."""
@@ -146,7 +161,7 @@ class _Numbers(TorchDispatchMode):
             return output
         name = func.overloadpacket.__name__
         if name in _SOFTMAX:
-            self.weights[output] = (output.shape[args[1]], self.trial.current())
+            self._start(output, *args[:2])
         elif name.startswith("_scaled_dot_product"):
             self.trial.record(FUSED)
         elif name in _PRODUCTS:
@@ -154,6 +169,13 @@ class _Numbers(TorchDispatchMode):
         elif name in _CARRIERS:
             self._carry(args, output)
         return output
+
+    def _start(self, weights: Tensor, scores: Tensor, axis: int) -> None:
+        module = self.trial.note_softmax()
+        if is_called_attention(type(module)):
+            self.trial.record(BY_HAND, module)
+        if not isinstance(scores, nn.Parameter):  # weights of layers, say
+            self.weights[weights] = (weights.shape[axis], module)
 
     def _look_at(self, left: Tensor, right: Tensor) -> None:
         for tensor, axis in ((left, -1), (right, -2)):
@@ -172,7 +194,7 @@ class _Numbers(TorchDispatchMode):
 
 
 _SOFTMAX = {"_softmax", "_safe_softmax"}
-_PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "matmul"}
+_PRODUCTS = {"bmm", "baddbmm"}  # mm: with something that is the same for all rows, such as bins
 _CARRIERS = {
     *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "as_strided", "clone", "detach"),
     *("dropout", "expand", "masked_fill", "native_dropout", "nan_to_num", "permute", "reshape"),

@@ -1,4 +1,7 @@
-"""Small inputs that a model of transformers can be called with, made from its configuration."""
+"""Small inputs that a model of transformers can be called with, made from its configuration.
+
+Pixels and sound are noise: tokens that are all alike would not show who sees whom.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from torch import Tensor, nn
 _TOKENS = 8
 
 
-def make_inputs(model: nn.Module) -> dict[str, Any]:
-    """Arguments of `forward` that the model is known to need: tokens, pixels or sound."""
+def make_inputs(model: nn.Module, *, more: bool = False) -> dict[str, Any]:
+    """Arguments of `forward` that the model is known to need: tokens, pixels or sound.
+
+    more: whatever it takes of these, needed or not.
+    """
     parameters = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     config: Any = model.config
@@ -22,12 +28,12 @@ def make_inputs(model: nn.Module) -> dict[str, Any]:
         "decoder_input_ids": lambda: _ids(config, device),
         "pixel_values": lambda: _pixels(config).to(device, dtype),
         "input_features": lambda: _features(config).to(device, dtype),
-        "input_values": lambda: torch.zeros(1, 16_000, device=device, dtype=dtype),
+        "input_values": lambda: torch.randn(1, 16_000).to(device, dtype),
         "bbox": lambda: torch.zeros(1, _TOKENS, 4, dtype=torch.long, device=device),
     }
-    wanted = [main] if main in makers else []
+    wanted = [main] if main in makers and (main in parameters or not more) else []
     for name, parameter in parameters.items():
-        needed = parameter.default is inspect.Parameter.empty and name in makers
+        needed = (more or parameter.default is inspect.Parameter.empty) and name in makers
         decodes = name == "decoder_input_ids" and getattr(config, "is_encoder_decoder", False)
         if (needed or decodes or name == "bbox") and name not in wanted:
             wanted.append(name)
@@ -68,11 +74,11 @@ def _pixels(config: Any) -> Tensor:
     channels = _number(config, "num_channels", "in_channels", default=3)
     frames = _number(config, "num_frames", default=None)
     shape = (channels, height, width) if frames is None else (frames, channels, height, width)
-    return torch.zeros(1, *shape)
+    return torch.randn(1, *shape)
 
 
 def _features(config: Any) -> Tensor:
     """A spectrogram (1, bin, frame)."""
     bins = _number(config, "num_mel_bins", "input_feat_per_channel", default=80)
     frames = 2 * int(_number(config, "max_source_positions", default=_TOKENS))
-    return torch.zeros(1, int(bins), frames)
+    return torch.randn(1, int(bins), frames)
