@@ -140,12 +140,13 @@ def _answers(output: Any) -> list[Tensor]:
 
 
 def _is_close(before: Tensor, after: Tensor) -> bool:
-    """Up to the rounding of many layers; what was NaN before may be anything."""
+    """Up to the rounding of many layers, some of which are float32 in every model; what was NaN
+    before may be anything."""
     if not before.is_floating_point() or before.numel() == 0 or before.is_meta:
         return True
     if before.shape != after.shape:
         return False
-    digits = {torch.float64: 1e-8, torch.float32: 1e-3}.get(before.dtype, 0.05)
+    digits = {torch.float64: 1e-6, torch.float32: 1e-3}.get(before.dtype, 0.05)
     before, after = before.double(), after.double()
     known = before.isfinite()
     size = before[known].abs().max() if known.any() else before.new_zeros(())

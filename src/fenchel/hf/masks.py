@@ -7,6 +7,7 @@ Written out it has one entry for each query and key. The kernels need only the w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,13 +105,14 @@ def make_mask(
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     dtype: torch.dtype = torch.float32,
+    use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Tensor | None:
     """In the signature of transformers' mask functions. None: all keys; and while a compiler traces
     the model, which no mask without entries survives, also the past alone."""
 
-    def write(*, skip: bool = False) -> Any:
+    def write(*, skip: bool = False, use_vmap: bool = use_vmap) -> Any:
         return AttentionMaskInterface()["sdpa"](
             batch_size=batch_size,
             q_length=q_length,
@@ -122,6 +124,7 @@ def make_mask(
             local_size=local_size,
             allow_is_causal_skip=skip and allow_is_causal_skip,
             allow_is_bidirectional_skip=skip and allow_is_bidirectional_skip,
+            use_vmap=use_vmap,
             device=device,
             **options,
         )
@@ -133,7 +136,8 @@ def make_mask(
         return None if mask is None else _as_eager(mask, dtype)
     prior = read_prior(mask_function, q_offset, kv_offset, kv_length)
     if prior is NotImplemented:
-        return StructuredMask(write(), shape, dtype, device, write)
+        visible = write()
+        return StructuredMask(visible, shape, dtype, device, lambda: visible)
     padding = _padding(attention_mask, kv_offset, kv_length)
     if padding is not None:
         prior = _product([padding] if prior is None else [prior, padding])
@@ -141,7 +145,8 @@ def make_mask(
         one = q_length == 1 and allow_is_causal_skip and _sees_all(prior, kv_length)
         if one or (prior is None and allow_is_bidirectional_skip):
             return None
-    return StructuredMask(prior, shape, dtype, device, write)
+    # What is known needs no vmap, which would not run where a tensor writes itself out.
+    return StructuredMask(prior, shape, dtype, device, partial(write, use_vmap=False))
 
 
 def _padding(mask: Tensor | None, kv_offset: int, kv_length: int) -> KeyPadding | None:

@@ -64,16 +64,20 @@ def survey(model: nn.Module, inputs: object = None) -> Survey:
     with in_evaluation(twin), trial.watching() as seen:
         runs, not_run = _run_all(twin, inputs, seen)
     modules = dict(model.named_modules())
-    sites = [_of_model(site, modules.get(site.path)) for site in _sites(twin, seen)]
+    sites = [_of_model(site, modules.get(site.path), seen) for site in _sites(twin, seen)]
     return Survey(sites, runs, not_run)
 
 
-def _of_model(site: Site, module: nn.Module | None) -> Site:
+def _of_model(site: Site, module: nn.Module | None, seen: trial.Trial) -> Site:
     """What was seen in the twin, of the model itself."""
-    if type(module) is type(site.module):
-        return site._replace(module=module)
-    trouble = "it changes with the length of its input; pass inputs= as long as yours"
-    return site._replace(module=site.module if module is None else module, trouble=trouble)
+    if type(module) is not type(site.module):
+        trouble = "it changes with the length of its input; pass inputs= as long as yours"
+        return site._replace(module=site.module if module is None else module, trouble=trouble)
+    own = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    if site.module in seen.causal_by_flag and own == "eager":
+        trouble = "it says is_causal and gets no mask, so that eager attention sees all keys; set "
+        return site._replace(module=module, trouble=trouble + "is_causal to False, or use sdpa")
+    return site._replace(module=module)
 
 
 def twin_of(model: nn.Module) -> nn.Module:

@@ -109,7 +109,7 @@ class TranslatedAttention:
         if first_sees_one:
             check_budget(self.regularizer)
         if trial.is_running():
-            trial.record(module, causal=first_sees_one)
+            trial.record(module, causal=first_sees_one, by_flag=causal)
             rows = max(query.shape[0], key.shape[0])  # one query for all, in Q-Formers
             shape = (rows, query.shape[2], query.shape[1], value.shape[3])
             return value.new_zeros(shape), None

@@ -40,6 +40,7 @@ class Trial:
         self.how: dict[nn.Module, str] = {}  # of each module that attends
         self.reached: set[nn.Module] = set()
         self.causal: set[nn.Module] = set()  # whose first query saw one key
+        self.causal_by_flag: set[nn.Module] = set()  # no mask said so
         # Modules that take a softmax -> the modules that they ran in.
         self.softmaxes: dict[nn.Module, set[nn.Module]] = {}
         self._inside: list[nn.Module] = []
@@ -88,13 +89,16 @@ def is_running() -> bool:
     return _RUNNING.get() is not None
 
 
-def record(module: nn.Module, *, causal: bool) -> None:
-    """This module asked transformers for its attention function."""
+def record(module: nn.Module, *, causal: bool, by_flag: bool) -> None:
+    """This module asked transformers for its attention function. by_flag: no mask says that it is
+    causal."""
     trial = _RUNNING.get()
     if trial is not None:
         trial.record(ASKS, module)
         if causal:
             trial.causal.add(module)
+        if by_flag:
+            trial.causal_by_flag.add(module)
 
 
 @contextmanager
