@@ -27,7 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.hf.distributed import PROCESSES, alone, run_spread
+from tests.distributed import PROCESSES, alone, run_spread
 
 DIGITS = 1e-4
 PER_HEAD = torch.tensor([[1.1], [1.3], [1.5], [2.0]])
@@ -158,6 +158,25 @@ def test_tensor_parallel(tmp_path):
     torch.testing.assert_close(
         logits(again, input_ids=batch()), logits(held, input_ids=batch()), rtol=0, atol=0.01
     )
+
+
+def test_each_process_takes_the_alphas_of_its_heads():
+    """As the second of two processes, of which the first does not exist."""
+    module = "torch.testing._internal.distributed.fake_pg"
+    fake = needs.package(module, "the heads of one process among several, without the others")
+    q, k, v = torch.randn(3, 1, HEADS // 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    init = torch.distributed.init_process_group
+    init("fake", rank=1, world_size=PROCESSES, store=fake.FakeStore())
+    try:
+        attention = split_heads(converted(mixed)).model.layers[0].self_attn
+        attend = transformers.AttentionInterface()["fenchel:held"]
+        output, _ = attend(attention, q, k, v, None)
+    finally:
+        torch.distributed.destroy_process_group()
+    expected = fl.attention(q, k, v, fl.Tsallis(PER_HEAD[2:]), is_causal=True)
+    assert torch.equal(output, expected.transpose(1, 2))
+    other = fl.attention(q, k, v, fl.Tsallis(PER_HEAD[:2]), is_causal=True)
+    assert not torch.equal(output, other.transpose(1, 2))
 
 
 def too_few(rank):
