@@ -23,7 +23,11 @@ if not torch.distributed.is_available():
     needs.skip("a torch without torch.distributed", "models that are spread over processes")
 
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -195,7 +199,12 @@ def test_alphas_of_the_heads_here_alone_are_refused():
     assert all(run_spread(too_few))
 
 
-@pytest.mark.parametrize("wrap", [sharded, DistributedDataParallel])
+def flattened(model):
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:.*NO_SHARD:UserWarning", "ignore:FSDP:UserWarning")
+@pytest.mark.parametrize("wrap", [sharded, flattened, DistributedDataParallel])
 def test_what_trains_comes_before_a_wrapper(wrap, tmp_path):
     """Wrappers average the gradients of the parameters that they know."""
     with alone(tmp_path):

@@ -24,8 +24,10 @@ class HeadSplit(NamedTuple):
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Whether processes hold parts of the weights."""
-    return any(_is_spread_tensor(x) for x in model.parameters())
+    """Whether processes hold parts of the weights. Such a model cannot be copied."""
+    if any(_is_spread_tensor(x) for x in model.parameters()):
+        return True
+    return any(type(x).__name__ == "FullyShardedDataParallel" for x in model.modules())
 
 
 def check_trained(model: nn.Module, regularizers: Iterable[nn.Module]) -> None:
