@@ -11,32 +11,7 @@ import torch
 import fenchel as fl
 from tests import needs
 from tests.hf.models import hf, inputs, logits, tiny, tokens, transformers
-
-HEADS = 4
-
-
-def llama(name="sdpa", **more):
-    config = transformers.LlamaConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=2,
-        attn_implementation=name,
-        initializer_range=0.3,
-        **more,
-    )
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config)
-
-
-def learned(layer):
-    return fl.nn.LearnedTsallis(HEADS, init=1.4)
-
-
-def alphas(model):
-    return [p for name, p in model.named_parameters() if "fenchel_regularizer" in name]
+from tests.hf.training import HEADS, alphas, learned, llama
 
 
 @pytest.mark.parametrize("name", ["fenchel:softmax", "fenchel:entmax15"])

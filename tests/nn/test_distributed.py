@@ -1,14 +1,11 @@
 """Two processes that share a batch train a block to the weights of one process."""
 
-import socket
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 import fenchel as fl
+from tests.distributed import PROCESSES, run_spread
 
 STEPS, BATCH, TOKENS, WIDTH = 20, 4, 24, 16
 
@@ -44,32 +41,18 @@ def fresh():
     return Block()
 
 
-def work(rank, port, path):
-    torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    try:
-        model = nn.parallel.DistributedDataParallel(fresh())
-        train(model, slice(rank, None, 2))
-        if rank == 0:
-            torch.save(model.module.state_dict(), path)
-    finally:
-        dist.destroy_process_group()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def work(rank):
+    model = nn.parallel.DistributedDataParallel(fresh())
+    train(model, slice(rank, None, PROCESSES))
+    return model.module.state_dict()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch's own, of DDP
-def test_two_processes_train_as_one(tmp_path):
-    mp.spawn(work, args=(free_port(), tmp_path / "weights.pt"), nprocs=2)
+def test_two_processes_train_as_one():
+    together, _ = run_spread(work)
     alone = fresh()
     before = {name: x.clone() for name, x in alone.state_dict().items()}
     train(alone, slice(None))
-    together = torch.load(tmp_path / "weights.pt")
     for name, weight in alone.state_dict().items():
         scale = weight.abs().max()
         assert (together[name] - weight).abs().max() <= 1e-5 * scale, name

@@ -241,3 +241,13 @@ def test_groups_that_would_change_nothing_are_refused():
             fl.nn.parameter_groups(fl.nn.LearnedTsallis(2), **wrong)
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, got list"):
         fl.nn.parameter_groups([], lr=1e-3)
+
+
+def test_small_steps_of_alpha_count_in_low_precision():
+    """Near 1.5 bfloat16 knows steps of 1/128; of the raw parameter, near zero, smaller ones."""
+    omega = fl.nn.LearnedTsallis(1).bfloat16()
+    with torch.no_grad():
+        omega.raw += 0.004
+    assert abs(omega.alpha.item() - 1.501) <= 1e-5
+    omega.alpha.sum().backward()
+    assert omega.raw.grad.dtype is torch.bfloat16

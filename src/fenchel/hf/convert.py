@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fenchel.hf import in_place
-from fenchel.hf.held import CONFIG_ATTRIBUTE, describe, hold, is_marked
+from fenchel.hf.held import CONFIG_ATTRIBUTE, check_saved, describe, hold, is_marked
 from fenchel.hf.names import PER_MODULE, PREFIX, derived_name
+from fenchel.hf.parallel import check_trained
 from fenchel.hf.recipe import read_regularizers
 from fenchel.hf.registry import names, register, resolve_name
 from fenchel.hf.survey import (
@@ -96,6 +97,8 @@ def convert(
     name, regularizers = _resolve(regularizer, chosen, partly=len(chosen) < len(sites))
     for path in sites.keys() - chosen.keys():
         regularizers[path] = choose(Shannon(), sites[path].module)
+    check_trained(model, regularizers.values())
+    check_saved(model, regularizers.values())
     _apply(model, sites, name, regularizers)
     return model
 
@@ -112,6 +115,8 @@ def _is_converted(model: nn.Module) -> bool:
 
 def check_same(model: nn.Module, sites: dict[str, Site], runs: list[Run]) -> None:
     """With softmax, the converted model answers what it answered before; else it is refused."""
+    if not runs:
+        return
     own, ours = twin_of(model), twin_of(model)
     twins = {path: site._replace(module=ours.get_submodule(path)) for path, site in sites.items()}
     others = {path: site.module for path, site in twins.items() if site.how != ASKS}

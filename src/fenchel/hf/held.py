@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +52,17 @@ def hold(module: nn.Module, regularizer: nn.Module | None, name: str) -> None:
             regularizer.to(_device(module))
         regularizer._non_persistent_buffers_set.clear()  # saved with the weights, and loaded
         module.add_module(REGULARIZER_ATTRIBUTE, regularizer)
+
+
+def check_saved(model: nn.Module, regularizers: Iterable[nn.Module]) -> None:
+    """Refuse what trains beside an adapter that exists: its files would not have it."""
+    adapted = any(hasattr(module, "peft_config") for module in model.modules())
+    if adapted and any(x.requires_grad for held in regularizers for x in held.parameters()):
+        raise ValueError(
+            "the model has an adapter already, which would be saved without a regulariser that "
+            "trains; convert the model first, then get_peft_model(model, LoraConfig(..., "
+            f"modules_to_save=[{REGULARIZER_ATTRIBUTE!r}]))"
+        )
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fenchel.hf import trial
 from fenchel.hf.held import REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import PreTrainedConfig, PreTrainedModel
+from fenchel.hf.parallel import is_spread
 from fenchel.hf.translate import Unsupported
 from fenchel.hf.trial import ASKS, BY_HAND, FUSED, MULTIHEAD
 from fenchel.hf.trial_inputs import make_inputs
@@ -59,6 +60,8 @@ class Survey(NamedTuple):
 
 def survey(model: nn.Module, inputs: object = None) -> Survey:
     """Nothing in the model changes. inputs: what it is called with; None: small ones are made."""
+    if is_spread(model):
+        return Survey(read_sites(model), [], ["the model is spread over processes"])
     twin = twin_of(model)
     switch(twin, _TRIAL_NAME)
     with in_evaluation(twin), trial.watching() as seen:
@@ -160,8 +163,6 @@ def _source(thing: Any) -> str:
 
 def _run_all(model: nn.Module, inputs: object, seen: trial.Trial) -> tuple[list[Run], list[str]]:
     """Call the model, then the models within that nobody called: what worked, and what did not."""
-    if any(type(x).__name__ == "DTensor" for x in model.parameters()):
-        return [], ["the model is spread over processes"]
     runs: list[Run] = []
     trouble: list[str] = []
     paths = {module: path for path, module in model.named_modules()}

@@ -19,6 +19,7 @@ from fenchel.hf import trial
 from fenchel.hf.held import REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import active_collector
 from fenchel.hf.masks import StructuredMask, packed_mask, written_out
+from fenchel.hf.parallel import regularizer_here
 from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal, Sink
 from fenchel.regularizers.budget import Budget
@@ -122,10 +123,11 @@ class TranslatedAttention:
         call = _Call(
             query, key, value, attention_mask, position_bias, causal, scaling, softcap, s_aux
         )
+        regularizer = regularizer_here(self.regularizer, module, query, value)
         if _wants_weights(options):
-            output, weights = call.attend_densely(self.regularizer, dropout)
+            output, weights = call.attend_densely(regularizer, dropout)
             return output.transpose(1, 2).contiguous(), weights
-        return call.attend(self.regularizer, dropout).transpose(1, 2).contiguous(), None
+        return call.attend(regularizer, dropout).transpose(1, 2).contiguous(), None
 
 
 class _Call(NamedTuple):

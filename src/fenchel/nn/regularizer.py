@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from fenchel._numerics import check_whole
+from fenchel._numerics import check_whole, compute_dtype
 from fenchel.regularizers.contract import Regularizer, check_parameter, resolve_regularizer
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -55,7 +55,8 @@ class LearnedTsallis(Module):
     @property
     def alpha(self) -> Tensor:
         """(heads, 1), from 1 to upper."""
-        return 1 + (self.upper - 1) * self.raw.sigmoid()
+        # In bfloat16, steps of alpha below 1/128 would be lost; those of raw are not.
+        return 1 + (self.upper - 1) * self.raw.to(compute_dtype(self.raw.dtype)).sigmoid()
 
     def forward(self) -> Tsallis:
         """The regulariser to use now."""
