@@ -30,9 +30,35 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
 
 def readable(*tensors: Tensor | None) -> bool:
     """Whether Python may look at the values: not while compiling, under vmap, or on fake data."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or traced():
         return False
     return all(_holds_values(tensor) for tensor in tensors if tensor is not None)
+
+
+def traced() -> bool:
+    """`torch.jit.trace` or `make_fx` writes down what runs: a value that Python read would be
+    part of it."""
+    if torch._C._get_tracing_state() is not None:
+        return True
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def exported_to_onnx() -> bool:
+    """Only torch's own operators have a meaning there."""
+    return (torch.compiler.is_compiling() or traced()) and torch.onnx.is_in_onnx_export()
+
+
+def is_symbolic(number: float) -> bool:
+    """A number that stands for many while the compiler traces: a length, or what depends on it."""
+    if isinstance(number, torch.SymInt | torch.SymFloat):
+        return True
+    if not torch.compiler.is_compiling():
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return not has_static_value(number)
 
 
 def transformed() -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, readable
+from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, is_symbolic, readable
 from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal
 from fenchel.priors.measure import check_base
@@ -91,7 +91,7 @@ class Options(NamedTuple):
     base: Tensor | Prior | None = None
     attn_mask: Tensor | Prior | None = None
     is_causal: bool = False
-    scale: float | None = None
+    scale: float | Tensor | None = None
     dropout_p: float = 0.0
     enable_gqa: bool = False
     softcap: float | None = None
@@ -103,6 +103,9 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Atte
     _check_operands(query, key, value)
     _check_numbers(options)
     query, key, value = _autocast(query, key, value)
+    if scale is not None and (isinstance(scale, Tensor) or is_symbolic(scale)):
+        # No operator takes one number for many; a product does, and has a derivative in it.
+        query, scale = (query * scale).to(query.dtype), 1.0
     repeats = _repeats(query, key, value, enable_gqa)
     lead = _lead(query, key, value, repeats)
     shape = torch.Size((*lead, query.shape[-2], key.shape[-2]))
@@ -168,7 +171,7 @@ def _check_numbers(options: Options) -> None:
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
     scale, dropout_p, softcap = options.scale, options.dropout_p, options.softcap
-    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
+    if scale is not None and not _is_scale(scale):
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     if not _is_number(dropout_p) or not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be a number between 0 and 1, got {dropout_p!r}")
@@ -178,6 +181,15 @@ def _check_numbers(options: Options) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_scale(value: object) -> bool:
+    """A finite number, as far as Python may look: also in a tensor, or one that is traced."""
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and value.is_floating_point() and not has(~value.isfinite())
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return True
+    return _is_number(value) and (is_symbolic(value) or math.isfinite(value))  # type: ignore[arg-type]
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
