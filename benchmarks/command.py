@@ -22,6 +22,7 @@ from benchmarks import (
     dual,
     integrals,
     maps,
+    models,
     structure,
     wasserstein,
 )
@@ -233,6 +234,62 @@ def bench_structure(
     """
     chosen = structure.QUICK if quick else structure.FULL
     _measure(partial(structure.run, chosen), structure.listings, out)
+
+
+@commands.command(
+    "models",
+    epilog="Example: python -m benchmarks models --transformers transformers --out models.json",
+)
+def bench_models(
+    transformers: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help=f"Checkout of transformers' repository; to get one: {models.CLONE}",
+        ),
+    ] = None,
+    family: Annotated[
+        list[str] | None, typer.Option(help="Folder of tests/models; may be repeated. [all]")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, help="Longest time for one class of models.")
+    ] = models.SECONDS,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, callback=_check_parent, help="Write the results as JSON as they come."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Keep what --out holds, and run the families that it lacks, or those of --family.",
+        ),
+    ] = False,
+) -> None:
+    """Convert every model family of transformers, and compare outputs and gradients.
+
+    fenchel:softmax with the model's own attention, fenchel:entmax15 with the package entmax, on the
+    tiny models of transformers' own tests, in float64. About half an hour.
+    """
+    try:
+        checkout, known = models.find_families(transformers)
+        before = models.read(out) if resume else None
+        sweep = models.Sweep(checkout, models.choose(known, family or (), before), seconds)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
+    with progress_bar() as progress:
+        task = progress.add_task("families", total=len(sweep.families))
+        document = models.run(
+            sweep,
+            out,
+            before,
+            lambda what, done: progress.update(task, description=what, completed=done),
+        )
+    tell(document, models.listings(document), None)
+    if out is not None:
+        typer.echo(out)
 
 
 @commands.command(

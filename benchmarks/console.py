@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
@@ -30,8 +30,10 @@ def tell(document: dict[str, Any], listings: Sequence[Listing], out: Path | None
             console.print()
         console.print(Text(listing.title, style="italic"), soft_wrap=True)  # not cut to the table
         table = Table()
+        figures = range(1, len(listing.header) - listing.words)
         for place, name in enumerate(listing.header):
-            table.add_column(name, justify="right" if place else "left", overflow="fold")
+            side: Literal["left", "right"] = "right" if place in figures else "left"
+            table.add_column(name, justify=side, overflow="fold")
         for row in listing.rows:
             table.add_row(*(Text(cell) for cell in row))  # Text: brackets are not markup
         console.print(table)

@@ -7,11 +7,15 @@ from typing import NamedTuple
 
 
 class Listing(NamedTuple):
-    """A table with its title; every row is as long as the header."""
+    """A table with its title; every row is as long as the header.
+
+    words: how many of the last columns hold sentences; all but the first hold figures otherwise.
+    """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    words: int = 0
 
 
 def seconds(value: float | None) -> str:

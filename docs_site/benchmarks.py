@@ -17,6 +17,7 @@ from benchmarks import (
     dual,
     integrals,
     maps,
+    models,
     pictures,
     structure,
     wasserstein,
@@ -33,13 +34,14 @@ Save = Callable[[Document, Path], Path]
 
 @dataclass(frozen=True)
 class Bench:
-    """command: without --out. caption: of its picture. folder: of its JSON, from the root."""
+    """command: without --out. caption: of its picture. folder, prefix: of its JSON."""
 
     command: str
     listings: Listings
     caption: str = ""
     save: Save = pictures.save_picture
     folder: str = "results"
+    prefix: str = "bench_"
 
 
 def _steps(document: Document) -> list[Listing]:
@@ -130,6 +132,9 @@ BENCHES = {
         wasserstein.listings,
         "Milliseconds of one Wasserstein-1 distance by the number of atoms",
     ),
+    "models": Bench(
+        "python -m benchmarks models --transformers transformers", models.listings, prefix=""
+    ),
     "steps": Bench(
         "python -m papers experiment throughput",
         _steps,
@@ -144,7 +149,7 @@ def section(name: str, root: Path, prefix: str) -> tuple[str, list[Picture]]:
     if name not in BENCHES:
         raise ValueError(f"there is no benchmark {name!r}; known are {', '.join(BENCHES)}")
     bench = BENCHES[name]
-    file = f"{bench.folder}/bench_{name}.json"
+    file = f"{bench.folder}/{bench.prefix}{name}.json"
     path = root / file
     command = f"```console\n$ {bench.command} --out {file}\n```"
     if not path.is_file():
@@ -185,4 +190,5 @@ def _picture(bench: Bench, document: Document, name: str) -> Picture:
 
 def _shown(listing: Listing) -> str:
     title = listing.title[:1].upper() + listing.title[1:]
-    return f'<p class="title">{escape(title)}</p>\n\n{table(listing.header, listing.rows)}'
+    drawn = table(listing.header, listing.rows, words=listing.words)
+    return f'<p class="title">{escape(title)}</p>\n\n{drawn}'

@@ -54,13 +54,10 @@ def choose(model: Any, inputs: Inputs, grid: list[float]) -> list[float]:
     return chosen
 
 
-@torch.no_grad()
-def certify(model: Any, inputs: Inputs, layer: int, head: int) -> fl.AttentionSolution:
-    """Entmax-1.5 in one head, for one text without padding."""
-    hidden = model(**inputs, output_hidden_states=True).hidden_states[layer]
-    own, size = model.encoder.layer[layer].attention.self, (model.config.num_attention_heads, -1)
-    made = (linear(hidden).unflatten(-1, size) for linear in (own.query, own.key, own.value))
-    return fl.attention_solution(*(x[:, :, head] for x in made), fl.Tsallis(1.5))
+def certify(model: Any, inputs: Inputs, layer: int, head: int) -> fl.Inspection:
+    """A head with entmax-1.5 in one layer, softmax in the others."""
+    alphas = [1.5 if other == layer else 1.0 for other in range(model.config.num_hidden_layers)]
+    return fl.inspect(hf.convert(model, recipe(model, alphas)), inputs, layer, head)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -84,9 +81,9 @@ def main(argv: list[str] | None = None) -> None:
         was, now = ((x @ x.mT).fill_diagonal_(-2).argmax(-1) for x in (before, after))
         kept = (was == now).double().mean()
         print(f"{name:<20}{cosine.mean():>12.4f}{cosine.min():>8.4f}{kept:>14.1%}{links:>12.1%}")
-    sol = certify(hf.convert(model, fl.Shannon()), lens.encode(tokenizer, texts[:1]), 1, 0)
-    print(f"layer 1, head 0, {sol.shape[-1]} tokens of one sentence, entmax-1.5:", end=" ")
-    print(f"{sol.support_size.double().mean():.1f} keys a token, gap at most {sol.gap.max():.1e}")
+    seen = certify(model, lens.encode(tokenizer, texts[:1]), 1, 0)
+    print(f"layer 1, head 0, {seen.keys} tokens of one sentence, entmax-1.5:", end=" ")
+    print(f"{seen.support_size.double().mean():.1f} keys a token, gap at most {seen.gap.max():.1e}")
 
 
 if __name__ == "__main__":

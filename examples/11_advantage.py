@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"the key with most weight has the largest gradient for {same:.1%} of queries")
     wanted = sparse.advantage(utility) > 0
     outside = wanted & ~sparse.support
-    print(f"entmax 1.5: {sparse.support.double().sum(-1).mean():.1f} keys a query;", end=" ")
+    print(f"entmax 1.5: {sparse.support_size.double().mean():.1f} keys a query;", end=" ")
     print(
         f"{outside.sum() / wanted.sum():.1%} of keys with positive advantage are outside,", end=" "
     )

@@ -97,3 +97,11 @@ def python(version: str, covers: str) -> str:
 
 def browser(covers: str) -> pytest.MarkDecorator:
     return unless(shutil.which("chromium"), "no browser (chromium)", covers)
+
+
+def transformers_checkout(covers: str) -> Path:
+    """A clone of transformers' repository, with its model testers."""
+    named = os.environ.get("FENCHEL_TRANSFORMERS", "")
+    if not named or not (Path(named) / "tests" / "models").is_dir():
+        skip("no clone of transformers (FENCHEL_TRANSFORMERS names its folder)", covers)
+    return Path(named).resolve()

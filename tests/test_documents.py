@@ -24,6 +24,7 @@ WITHOUT_CODE = {
     "benchmarks.md",
     "ledger.md",
     "limits.md",
+    "models.md",
     "peers.md",
     "bibliography.md",
 }

@@ -13,7 +13,16 @@ from benchmarks.command import commands
 
 run = CliRunner().invoke
 pytestmark = pytest.mark.smoke
-COMMANDS = ("maps", "attention", "integrals", "continuous", "dual", "structure", "wasserstein")
+COMMANDS = (
+    "maps",
+    "attention",
+    "integrals",
+    "continuous",
+    "dual",
+    "models",
+    "structure",
+    "wasserstein",
+)
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
@@ -53,7 +62,7 @@ def test_maps_refuses_no_rows() -> None:
 def test_figures_go_into_a_folder_that_is_there(tmp_path: Path, command: str) -> None:
     """A misspelt one is refused before the work, not made."""
     out = tmp_path / "misspelt" / "x.json"
-    words = [command, "--quick", "--out", str(out)]
+    words = [command, "--out", str(out)]
     result = run(commands, words, env={"COLUMNS": "500"})
     assert result.exit_code == 2
     assert "there is no folder" in result.output

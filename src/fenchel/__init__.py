@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from fenchel._attention.solution import AttentionSolution, attention_solution
     from fenchel._info import info
     from fenchel._losses import fenchel_young_loss
+    from fenchel.lens.inspection import Inspection, inspect
     from fenchel.regularizers import Fused
 
 # Functions and rooms that load when they are first touched: `fl.nn` is enough.
 _LATER = {
     "AttentionSolution": "fenchel._attention.solution",
     "Fused": "fenchel.regularizers.fused",
+    "Inspection": "fenchel.lens.inspection",
     "attention_solution": "fenchel._attention.solution",
     "fenchel_young_loss": "fenchel._losses",
     "info": "fenchel._info",
+    "inspect": "fenchel.lens.inspection",
     "replace_sdpa": "fenchel._attention.replace",
     "varlen_attention": "fenchel._attention.packed",
 }
@@ -42,6 +45,7 @@ __all__ = [
     "AttentionSolution",
     "Budget",
     "Fused",
+    "Inspection",
     "NonFiniteError",
     "Norm",
     "Regularizer",
@@ -62,6 +66,7 @@ __all__ = [
     "fenchel_young_loss",
     "hf",
     "info",
+    "inspect",
     "lens",
     "measures",
     "nn",

@@ -50,15 +50,17 @@ def exported_to_onnx() -> bool:
     return (torch.compiler.is_compiling() or traced()) and torch.onnx.is_in_onnx_export()
 
 
-def is_symbolic(number: float) -> bool:
-    """A number that stands for many while the compiler traces: a length, or what depends on it."""
+def is_symbolic(number: object) -> bool:
+    """A number that stands for many in what is traced: a length, or what depends on it."""
     if isinstance(number, torch.SymInt | torch.SymFloat):
         return True
+    if isinstance(number, Tensor):  # so `torch.jit.trace` writes lengths
+        return number.ndim == 0 and torch._C._get_tracing_state() is not None
     if not torch.compiler.is_compiling():
         return False
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
-    return not has_static_value(number)
+    return isinstance(number, int | float) and not has_static_value(number)
 
 
 def transformed() -> bool:

@@ -123,6 +123,7 @@ class Solution:
     weights: Tensor
     regularizer: Regularizer
     answer: Callable[[], Answer]  # computed when first asked for: most callers want the weights
+    dim: int = -1  # the axis of the keys
 
     @property
     def problem(self) -> Problem:
@@ -156,6 +157,11 @@ class Solution:
     def support(self) -> Tensor:
         """Which keys carry weight. bool, shape of the scores."""
         return self.weights > 0
+
+    @property
+    def support_size(self) -> Tensor:
+        """How many keys carry weight. int64, (...)"""
+        return self.support.sum(self.dim)
 
     @property
     def potential(self) -> Tensor:

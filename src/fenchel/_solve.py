@@ -56,7 +56,7 @@ def solve(
         solution = solve_fully(scores, regularizer, base=base, dim=dim)
     else:
         regularizer = _snapshot(regularizer)
-        solution = Solution(weights, regularizer, _Later(scores, regularizer, base, dim))
+        solution = Solution(weights, regularizer, _Later(scores, regularizer, base, dim), dim)
     if throw:
         _raise_on_trouble(solution.status)
     return solution
@@ -73,7 +73,7 @@ def solve_fully(
     threshold = _threshold(maximum.threshold + problem.shift, outcome)
     answer = Answer(problem, outcome, threshold, maximum.dual, maximum.potential)
     weights = _finish(maximum.weights, outcome).to(scores.dtype).movedim(-1, problem.axis)
-    return Solution(weights, _snapshot(regularizer), partial(_identity, answer))
+    return Solution(weights, _snapshot(regularizer), partial(_identity, answer), dim)
 
 
 def _identity(answer: Answer) -> Answer:

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 def densified(solution):
     """(..., query, key), from the compressed rows alone."""
-    weights = torch.zeros(solution.shape.numel(), dtype=solution.weights.dtype)
+    weights = torch.zeros(solution.shape.numel(), dtype=solution.entries.dtype)
     keys = max(1, solution.shape[-1])
     for row in range(len(solution.rows) - 1):
         for entry in range(int(solution.rows[row]), int(solution.rows[row + 1])):
-            weights[row * keys + int(solution.keys[entry])] = solution.weights[entry]
+            weights[row * keys + int(solution.keys[entry])] = solution.entries[entry]
     return weights.reshape(solution.shape)
 
 
@@ -53,14 +53,15 @@ def expected(case, regularizer, attn_mask=None, is_causal=False, scale=None, bas
 def assert_matches(actual, reference):
     """Every number of the solution, in the tolerance of float64."""
     same(densified(actual), reference.weights, 1e-13)
+    same(actual.weights.to_dense(), reference.weights, 1e-13)
     same(actual.threshold, reference.threshold.to(DOUBLE), 1e-13)
     same(actual.gap, reference.gap.to(DOUBLE), 1e-14)
     assert torch.equal(actual.status, reference.status)
-    counts = (reference.weights != 0).sum(-1)  # NaN counts
-    assert torch.equal(actual.support_size, counts)
+    assert torch.equal(actual.support, reference.support)
+    assert torch.equal(actual.support_size, reference.support_size)
     assert actual.shape == reference.weights.shape
     assert actual.rows[0] == 0
-    assert actual.rows[-1] == len(actual.keys) == len(actual.weights)
+    assert actual.rows[-1] == len(actual.keys) == len(actual.entries)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -185,7 +186,7 @@ def test_certificates_are_tight(name, dtype):
     assert (solution.gap >= 0).all()
     assert solution.gap.max() <= (1e-12 if dtype == torch.float64 else 1e-9)
     assert solution.gap.dtype == solution.threshold.dtype == DOUBLE
-    assert solution.weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert solution.entries.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 def test_empty_and_broken_rows():
@@ -252,13 +253,14 @@ def test_nothing_to_solve(lead, queries, keys):
         assert rows.shape == (*lead, queries)
     if keys == 0:
         assert (solution.status == fl.Status.EMPTY.value).all()
-    assert len(solution.keys) == len(solution.weights) == 0
+    assert len(solution.keys) == len(solution.entries) == 0
+    assert solution.weights.shape == solution.support.shape == solution.shape
 
 
 def test_no_graph_is_kept():
     q, k, v = (draw(i, 2, 4, 3).requires_grad_() for i in range(3))
     solution = fl.attention_solution(q, k, v, fl.Tsallis(1.5))
-    assert not any(x.requires_grad for x in (solution.weights, solution.threshold, solution.gap))
+    assert not any(x.requires_grad for x in (solution.entries, solution.threshold, solution.gap))
 
 
 @pytest.mark.parametrize("wrong", [fl.Tsallis, "sparsemax"])

@@ -12,7 +12,8 @@ from papers.claims import PAPERS, listed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-STORED = sorted([*RESULTS.glob("bench_*.json"), *ROOT.glob("papers/results/bench_*.json")])
+STORED = sorted([*RESULTS.glob("*.json"), *ROOT.glob("papers/results/bench_*.json")])
+WITHOUT_PICTURE = ("maps", "models")
 
 
 def cells(html):
@@ -51,7 +52,7 @@ def test_every_stored_benchmark_has_tables_its_command_and_its_machine(path):
     for picture in pictures:
         assert f"]({picture.name})" in text
         assert "<svg" in picture.svg
-    assert bool(pictures) == (name != "maps")
+    assert bool(pictures) == (name not in WITHOUT_PICTURE)
 
 
 def test_the_figures_are_the_stored_ones():
@@ -103,8 +104,9 @@ def test_a_run_that_was_disturbed_says_so(tmp_path):
     assert "**A busy run.**" in benchmarks.section("maps", tmp_path, "b")[0]
 
 
-def test_the_page_has_every_benchmark():
-    text = (ROOT / "docs" / "benchmarks.md").read_text()
+def test_the_pages_have_every_benchmark():
+    pages = [ROOT / "docs" / name for name in ("benchmarks.md", "models.md")]
+    text = "\n".join(page.read_text() for page in pages)
     assert set(re.findall(r"^<!-- bench: (\w+) -->$", text, re.M)) == set(benchmarks.BENCHES)
 
 

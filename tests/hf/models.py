@@ -13,14 +13,13 @@ transformers = needs.package("transformers", "fenchel.hf")
 from transformers.utils import logging  # noqa: E402
 
 from fenchel import hf  # noqa: E402
-from fenchel.hf.registry import derived_name  # noqa: E402
+from fenchel.hf.names import derived_name  # noqa: E402
 from fenchel.hf.translate import TranslatedAttention, split_mask  # noqa: E402
 
 __all__ = ["TranslatedAttention", "derived_name", "hf", "split_mask", "transformers"]
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
-hf.register()
 hf.register("fenchel:test-1.3", Tsallis(1.3))
 
 IMPLEMENTATIONS = ["fenchel:softmax", "fenchel:entmax15", "fenchel:sparsemax", "fenchel:test-1.3"]
@@ -146,7 +145,7 @@ def softmax_as_given(monkeypatch):
     """Eager attention of Llama and ViT rounds its softmax to float32; here it does not."""
     exact = torch.nn.functional.softmax
 
-    def softmax(scores, dim=-1, dtype=None):
+    def softmax(scores, dim=-1, dtype=None, **_):
         return exact(scores, dim=dim)
 
     with monkeypatch.context() as patch:

@@ -33,14 +33,12 @@ def test_attention_and_mask_are_registered_together():
     for name in ("fenchel:softmax", "fenchel:sparsemax", "fenchel:entmax15", "fenchel:test-pair"):
         assert name in hf.names()
         assert name in ATTENTION_FUNCTIONS.valid_keys()
-        assert MASK_FUNCTIONS[name] is MASK_FUNCTIONS["sdpa"]
+        assert MASK_FUNCTIONS[name] is MASK_FUNCTIONS["fenchel:softmax"]
     assert "sdpa" not in hf.names()
 
 
 def test_registering_twice_is_once_and_two_meanings_are_refused():
-    hf.register()
     before = ATTENTION_FUNCTIONS["fenchel:entmax15"]
-    hf.register()
     hf.register("fenchel:entmax15", fl.Tsallis(1.5))
     assert ATTENTION_FUNCTIONS["fenchel:entmax15"] is before
     with pytest.raises(ValueError, match=r"already means Tsallis\(alpha=1.5"):
@@ -100,8 +98,6 @@ def test_names_keep_to_a_form(name):
 def test_other_misuse_of_register():
     with pytest.raises(ValueError, match="transformers' own"):
         hf.register("fenchel:flash-entmax", fl.Tsallis(1.5))
-    with pytest.raises(TypeError, match="a name and a regulariser, or neither"):
-        hf.register("fenchel:x")
     with pytest.raises(TypeError, match="must be a Regularizer"):
         hf.register("fenchel:x", 1.5)
 
@@ -157,7 +153,9 @@ def test_convert_again_and_back():
 
 def test_an_unknown_name_lists_the_known():
     model = tiny("bert")
-    with pytest.raises(ValueError, match=r"entmax16'; known are .*fenchel:entmax15.*register"):
+    with pytest.raises(
+        ValueError, match=r"'fenchel:entmax16' names no.*fenchel:entmax15.*register"
+    ):
         hf.convert(model, "fenchel:entmax16")
     with pytest.raises(ValueError, match="unknown name 'sdpa'"):
         hf.convert(model, "sdpa")
@@ -282,20 +280,6 @@ def small(**more):
     return {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 4, **more}
 
 
-def test_models_that_compute_their_own_attention_are_refused():
-    bloom = transformers.BloomModel(
-        transformers.BloomConfig(vocab_size=40, hidden_size=32, n_head=4)
-    )
-    with pytest.raises(
-        ValueError, match=r"self_attention \(BloomAttention\): looked for ALL_ATTENTION_FUNCTIONS"
-    ):
-        hf.convert(bloom, "fenchel:entmax15")
-    mixed = nn.ModuleList([tiny("bert"), nn.MultiheadAttention(8, 2)])
-    with pytest.raises(ValueError, match=r"1 \(MultiheadAttention\)"):
-        hf.convert(mixed, "fenchel:entmax15")
-    assert mixed[0].config._attn_implementation == "eager", "refused before anything changed"
-
-
 def test_layers_of_torch_are_sent_to_the_other_convert():
     layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     with pytest.raises(
@@ -310,20 +294,6 @@ def test_layers_of_torch_are_sent_to_the_other_convert():
     assert both[0].config._attn_implementation == "fenchel:entmax15"
 
 
-def test_an_attention_that_overrides_its_forward_is_noticed():
-    """The class it inherits from asks transformers; it does not."""
-    model = tiny("bert")
-    parent = type(model.bert.encoder.layer[0].attention.self)
-
-    class QuietSelfAttention(parent):
-        def forward(self, hidden_states, **others):
-            return torch.softmax(hidden_states, -1), None
-
-    model.bert.encoder.layer[1].attention.self.__class__ = QuietSelfAttention
-    with pytest.raises(ValueError, match="QuietSelfAttention"):
-        hf.convert(model, "fenchel:entmax15")
-
-
 def test_an_attention_whose_source_cannot_be_read_is_refused():
     namespace = {"nn": nn, "__name__": "nowhere"}
     exec("class HiddenAttention(nn.Module):\n    def forward(self, x): return x", namespace)
@@ -335,31 +305,8 @@ def test_an_attention_whose_source_cannot_be_read_is_refused():
 
 def test_models_without_attention_are_refused():
     for model in (nn.Linear(2, 2), nn.Sequential()):
-        with pytest.raises(ValueError, match=r"found no attention.*ALL_ATTENTION_FUNCTIONS"):
+        with pytest.raises(ValueError, match=r"found no attention in .* of a transformers"):
             hf.convert(model, "fenchel:entmax15")
-
-
-def test_models_whose_attention_is_something_else_are_refused():
-    """Gemma 2 squeezes its scores, and says that sdpa cannot."""
-    config = transformers.Gemma2Config(
-        **small(num_hidden_layers=1, num_key_value_heads=2, head_dim=8, intermediate_size=48)
-    )
-    model = transformers.Gemma2ForCausalLM(config)
-    with pytest.raises(ValueError, match=r"Gemma2.*_supports_sdpa"):
-        hf.convert(model, "fenchel:entmax15")
-    model.set_attn_implementation("fenchel:entmax15")
-    with pytest.raises(ValueError, match="Gemma2Attention passes softcap"):
-        model(tokens())
-
-
-def test_a_switch_that_does_not_happen_is_an_error_and_undone(monkeypatch):
-    model = tiny("t5")
-    stubborn = classmethod(lambda cls: False)
-    monkeypatch.setattr(type(model.encoder), "_can_set_attn_implementation", stubborn)
-    with pytest.raises(RuntimeError, match=r"did not switch .*the model is as it was"):
-        hf.convert(model, "fenchel:entmax15")
-    configs = [model.config, model.encoder.config, model.decoder.config]
-    assert [c._attn_implementation for c in configs] == ["eager"] * 3
 
 
 def test_the_core_does_not_import_transformers():

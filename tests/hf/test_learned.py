@@ -122,17 +122,6 @@ def test_tensors_of_a_regulariser_are_held_too(kind):
     assert len(alphas(model)) == isinstance(alpha, nn.Parameter)
 
 
-def test_a_switch_that_does_not_happen_leaves_nothing_behind(monkeypatch):
-    model = tiny("t5")
-    config = model.config
-    stubborn = classmethod(lambda cls: False)
-    monkeypatch.setattr(type(model.encoder), "_can_set_attn_implementation", stubborn)
-    with pytest.raises(RuntimeError, match="the model is as it was"):
-        hf.convert(model, each)
-    assert model.config is config
-    assert not alphas(model)
-
-
 def test_misuse():
     model = tiny("bert")
     with pytest.raises(TypeError, match="must be a Regularizer"):

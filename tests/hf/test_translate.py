@@ -115,22 +115,39 @@ def test_dropout_is_applied():
     assert (output.transpose(1, 2) - attend(Module(False), q, k, v, None)).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    ("name", "argument"),
-    [
-        ("softcap", 50.0),
-        ("s_aux", torch.zeros(4)),
-        ("indices", torch.zeros(2, dtype=torch.long)),
-        ("cu_seq_lens_q", torch.tensor([0, 5])),
-        ("head_mask", torch.ones(4)),
-        ("something_new", 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "argument"), [("cache", object()), ("head_mask", torch.ones(4))])
 def test_what_cannot_be_honoured_is_refused(name, argument):
     q, k, v = operands()
     with pytest.raises(ValueError, match=f"Module passes {name}"):
         OURS(Module(False), q, k, v, None, **{name: argument})
     OURS(Module(False), q, k, v, None, **{name: None})
+
+
+def test_keys_that_an_indexer_chose():
+    q, k, v = operands()
+    chosen = torch.tensor([[0, 1], [1, 2], [0, 2], [3, 1], [4, 0]]).expand(2, 5, 2)
+    mask = torch.zeros(2, 1, 5, 5, dtype=torch.bool).scatter(-1, chosen[:, None], True)
+    past = torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5)
+    for given in (None, past, torch.where(past, 0.0, torch.finfo(q.dtype).min).to(q.dtype)):
+        actual, _ = OURS(Module(False), q, k, v, given, indices=chosen)
+        both = mask if given is None else mask & past
+        assert torch.equal(actual, OURS(Module(False), q, k, v, both)[0])
+
+
+def test_what_the_models_own_attention_reads_is_refused():
+    """Everything else is on its way to somebody else."""
+    scope = {"eager_attention_forward": lambda module, query, key, value, temper=None: None}
+    exec("def forward(self, x): return eager_attention_forward", scope)
+
+    class Tempered(Module):
+        forward = scope["forward"]
+
+    q, k, v = operands()
+    with pytest.raises(ValueError, match=r"Tempered passes temper.*changes the attention"):
+        OURS(Tempered(False), q, k, v, None, temper=2.0)
+    plain, _ = OURS(Tempered(False), q, k, v, None)
+    harmless = {"labels": torch.ones(2), "logits_to_keep": 1, "max_new_tokens": 3}
+    assert torch.equal(OURS(Tempered(False), q, k, v, None, **harmless)[0], plain)
 
 
 def test_passengers_ride_along():

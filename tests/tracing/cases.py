@@ -134,9 +134,7 @@ CASES = MAPS | {f"attention: {name}": case for name, case in ATTENTIONS.items()}
 def each(cases=CASES, slow=True):
     """Parameters (name, case); those that take long are in the slow suite if `slow` says so."""
     return [
-        pytest.param(
-            case, id=name, marks=[] if case.quick or not slow else [pytest.mark.slow]
-        )
+        pytest.param(case, id=name, marks=[] if case.quick or not slow else [pytest.mark.slow])
         for name, case in cases.items()
     ]
 

@@ -53,7 +53,7 @@ def _row(name: str, solution: fl.Solution) -> tuple[str, ...]:
     values = (solution.threshold, solution.potential, solution.objective)
     return (
         f"`{name}`",
-        str(int(solution.support.sum())),
+        str(int(solution.support_size)),
         *(number(float(value), 6) for value in values),
         number(float(solution.gap), 2),
         number(float(spoiled(solution, _SHIFT).gap), 3),

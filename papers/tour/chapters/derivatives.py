@@ -64,7 +64,7 @@ def _table(scores: Tensor, native: bool) -> Table:
     for name, omega in CHECKED:
         checks = derivatives.checks(omega, scores, native=native and name == _NATIVE)
         cells: list[str | Mark] = [_mark(check) for check in checks]
-        keys = str(int(fl.solve(scores[0], omega).support.sum()))
+        keys = str(int(fl.solve(scores[0], omega).support_size))
         rows.append((f"`{name}`", keys, *cells, *["–"] * (len(names) - len(cells))))
     missing = "" if native else " C++ compilation was not measured."
     caption = f"Largest difference; {scores.shape[-1]} scores, of which `keys` get weight.{missing}"

@@ -50,7 +50,7 @@ def _multiples(tour: Tour) -> Figure:
     scores = bumpy_scores(tour)
     solutions = [(name, fl.solve(scores, omega)) for name, omega in GALLERY]
     panels = tuple(_small(name, scores, solution) for name, solution in solutions)
-    sizes = ", ".join(f"{name} {int(sol.support.sum())}" for name, sol in solutions)
+    sizes = ", ".join(f"{name} {int(sol.support_size)}" for name, sol in solutions)
     caption = (
         f"Read the rings: zeros appear and spread as alpha grows. Keys with weight, out of "
         f"{len(scores)}: {sizes}. Fused cuts smoothed scores, so no line is drawn on the raw "

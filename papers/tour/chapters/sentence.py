@@ -61,7 +61,7 @@ def _zeros(tour: Tour) -> tuple[str, str]:
 
 
 def _count(solution: fl.Solution) -> int:
-    return int(solution.support.sum())
+    return int(solution.support_size)
 
 
 def _density() -> tuple[str, str]:

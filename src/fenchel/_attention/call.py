@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, is_s
 from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal
 from fenchel.priors.measure import check_base
+from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import default_scale
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -37,6 +40,7 @@ class AttentionCall:
     first: int = 0  # position of the first query, in a tile of a longer call
     queries: int = 0  # of the whole call
     softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: as they are
+    modify: Callable[[Tensor, int], Tensor] | None = None  # of the tile's scores and `first`
 
     @property
     def caller_shape(self) -> torch.Size:
@@ -85,13 +89,28 @@ class AttentionCall:
         return hidden
 
 
+# Who looks on while attention runs: gets the call, its regulariser and what computes the output
+# (batch, head, query, d_value), and returns that output.
+Observer = Callable[[AttentionCall, Regularizer, Callable[[], Tensor]], Tensor]
+OBSERVER: ContextVar[Observer | None] = ContextVar("fenchel_observer", default=None)
+
+
+def observer() -> Observer | None:
+    """Of this thread."""
+    return OBSERVER.get()
+
+
+# Compiled code has none, as `_against_library` in `_kernels/route.py` has one choice of kernels.
+observer._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class Options(NamedTuple):
     """What a call of attention takes beside its operands and the regulariser; see `attention`."""
 
     base: Tensor | Prior | None = None
     attn_mask: Tensor | Prior | None = None
     is_causal: bool = False
-    scale: float | Tensor | None = None
+    scale: float | None = None
     dropout_p: float = 0.0
     enable_gqa: bool = False
     softcap: float | None = None
@@ -100,11 +119,11 @@ class Options(NamedTuple):
 def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options) -> AttentionCall:
     """Check what a caller of `scaled_dot_product_attention` may pass, and lay it out."""
     base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap = options
+    _check_tensors(query, key, value)
+    query, key, value = _autocast(query, key, value)  # first: it may make them alike
     _check_operands(query, key, value)
     _check_numbers(options)
-    query, key, value = _autocast(query, key, value)
-    if scale is not None and (isinstance(scale, Tensor) or is_symbolic(scale)):
-        # No operator takes one number for many; a product does, and has a derivative in it.
+    if scale is not None and is_symbolic(scale):  # no operator takes a number that stands for many
         query, scale = (query * scale).to(query.dtype), 1.0
     repeats = _repeats(query, key, value, enable_gqa)
     lead = _lead(query, key, value, repeats)
@@ -135,7 +154,7 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Atte
     )
 
 
-def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_tensor(tensor, name)
         if tensor.ndim < 2:
@@ -148,6 +167,10 @@ def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"{name} must be a dense tensor of float16, bfloat16, float32 or float64, got "
                 f"{tensor.layout} of {tensor.dtype}"
             )
+
+
+def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise ValueError(
                 f"query, key and value must share dtype and device; {name} is {tensor.dtype} on "
@@ -184,12 +207,8 @@ def _is_number(value: object) -> bool:
 
 
 def _is_scale(value: object) -> bool:
-    """A finite number, as far as Python may look: also in a tensor, or one that is traced."""
-    if isinstance(value, Tensor):
-        return value.ndim == 0 and value.is_floating_point() and not has(~value.isfinite())
-    if isinstance(value, torch.SymInt | torch.SymFloat):
-        return True
-    return _is_number(value) and (is_symbolic(value) or math.isfinite(value))  # type: ignore[arg-type]
+    """A finite number, as far as Python may look: of one that is traced nothing is asked."""
+    return is_symbolic(value) or (_is_number(value) and abs(value) < math.inf)  # type: ignore[operator]
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -197,9 +216,8 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     kind = tensors[0].device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensors
-    if tensors[0].dtype == torch.float64:
-        return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
 def _repeats(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:

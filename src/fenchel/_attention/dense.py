@@ -146,15 +146,16 @@ def _sdpa(call: AttentionCall, regularizer: Shannon, mask: Tensor | None, causal
         query, key = pad(query, (0, extra)), pad(key, (0, extra))
     elif extra < 0:
         value = pad(value, (0, -extra))
-    output: Tensor = torch.ops.aten.scaled_dot_product_attention(  # which `replace_sdpa` lets be
-        query,
-        key,
-        value,
-        attn_mask=None if mask is None else unexpand(mask),
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    with torch._C.DisableTorchFunction():  # this softmax is meant, also inside `replace_sdpa`
+        output: Tensor = torch.ops.aten.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if mask is None else unexpand(mask),
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
     return output[..., : call.value.shape[3]]
 
 
@@ -164,7 +165,9 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: AttentionCall, regularizer: Shannon, *operands: Tensor) -> Tensor:
         ctx.save_for_backward(*operands)
-        ctx.call, ctx.regularizer = call, regularizer
+        nothing = call.query.new_empty(0)  # autograd alone keeps the operands, and frees them
+        ctx.call = replace(call, query=nothing, key=nothing, value=nothing)
+        ctx.regularizer = regularizer
         ctx.unchanged = Unchanged(
             mask=call.mask, bias=call.bias, base=call.base, regularizer=regularizer
         )
@@ -179,10 +182,13 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors  # raises where the graph was freed
         if not torch.is_grad_enabled():
-            gradients = torch.autograd.grad(ctx.output, ctx.inputs, gradient, retain_graph=True)
+            kept = torch._C._autograd._get_current_graph_task_keep_graph()
+            gradients = torch.autograd.grad(ctx.output, ctx.inputs, gradient, retain_graph=kept)
+            if not kept:
+                ctx.output = ctx.inputs = None
             return None, None, *gradients
-        query, key, value = ctx.saved_tensors
         ctx.unchanged.check()
         call = replace(ctx.call, query=query, key=key, value=value)
         output = tiled(call, ctx.regularizer)

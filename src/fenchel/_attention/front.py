@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._attention.call import AttentionCall, Options, prepare
+from fenchel._attention.call import AttentionCall, Options, observer, prepare
 from fenchel._attention.dense import softmax_paths
 from fenchel._attention.plans import Described, describe, recall, remember, run
 from fenchel._attention.sparse import NATIVE_PATH, sparse_paths
-from fenchel._attention.tiled import TILES, tiled
+from fenchel._attention.tiled import TILES, attend_densely, tiled
 from fenchel._kernels.route import Path, Route, choose
 from fenchel.priors.contract import Prior
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
@@ -89,7 +89,26 @@ def _attend(
         assert isinstance(regularizer, Tsallis)
         plan = remember(described.kind, call, regularizer)
         return run(plan, described.extent, query, key, value)  # checkpoints count what is saved
-    return call.restore(path.run())
+    watch = observer()
+    return call.restore(path.run() if watch is None else watch(call, regularizer, path.run))
+
+
+def attention_with_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    regularizer: Regularizer | Module,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """The output of `attention`, and the weights (..., query, key) that gave it, for modules that
+    return both. Dropout draws what torch's does."""
+    regularizer = resolve_regularizer(regularizer)
+    call = prepare(query, key, value, options._replace(dropout_p=0.0))
+    output, weights = attend_densely(call, regularizer, options.dropout_p)
+    watch = observer()
+    if watch is not None:
+        watch(call, regularizer, lambda: output)
+    return call.restore(output), call.restore(weights)
 
 
 def explain(

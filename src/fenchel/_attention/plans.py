@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._attention.call import AttentionCall, Options
+from fenchel._attention.call import AttentionCall, Options, observer
 from fenchel._attention.sparse import CallNumbers, arguments
 from fenchel._kernels.attention import differentiate, is_followed
 from fenchel._kernels.attention_call import FAR, Arguments
@@ -94,6 +94,7 @@ def _is_watched() -> bool:
     """Something wants to see or change torch's calls, or other kernels were asked for."""
     return (
         chosen_kernels() is not None
+        or observer() is not None
         or is_mentioned()
         or torch.is_autocast_enabled("cpu")
         or torch._C._len_torch_dispatch_stack() > 0

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
 from torch.nn import Module
-from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils.checkpoint import checkpoint
 
 from fenchel._attention.front import attention
+from fenchel._attention.reach import refuse, refuse_script
+from fenchel._attention.suspension import is_nearest, suspendable_owner
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 
-# They call attention where no mode sees it: an error is better than softmax in silence.
-_MULTIHEAD = (
-    "torch.nn.MultiheadAttention keeps its attention out of replace_sdpa's reach; "
-    "convert the model with fenchel.nn.convert(model, regularizer)"
-)
-_OUT_OF_REACH = {
-    multi_head_attention_forward: _MULTIHEAD,
-    torch._native_multi_head_attention: _MULTIHEAD,
-    torch._transformer_encoder_layer_fwd: _MULTIHEAD,
-    checkpoint: (  # which only the compiler shows to a mode
-        "torch.compile keeps the function of a checkpoint out of replace_sdpa's reach; compile "
-        "that function instead, or convert the model with fenchel.nn.convert or fenchel.hf.convert"
-    ),
-}
+F = TypeVar("F", bound=Callable[..., Any])
 
 _CHECKPOINT = (
     "torch.utils.checkpoint, or another autograd.Function that began inside replace_sdpa, may "
@@ -36,34 +34,86 @@ _CHECKPOINT = (
     "with fenchel.nn.convert or fenchel.hf.convert"
 )
 
+_COMPILED = (
+    "torch.compile cannot tell whether the generator or coroutine that entered replace_sdpa runs "
+    "or is suspended; enter the block inside the compiled function"
+)
 
-class replace_sdpa(TorchFunctionMode):
-    """Inside the block, every `scaled_dot_product_attention` uses this regulariser, or the one that
-    a module such as `nn.LearnedTsallis` makes at each call.
+
+class replace_sdpa:
+    """Inside the block, every `scaled_dot_product_attention` and `flex_attention` uses this
+    regulariser, or the one that a module such as `nn.LearnedTsallis` makes at each call.
 
     >>> with fl.replace_sdpa(fl.Tsallis(1.5)):
     ...     model(x)
 
+    It decorates functions, too: `@fl.replace_sdpa(fl.Tsallis(1.5))`.
+
     The block holds for the thread that entered it, and not in the backward pass: attention inside a
     checkpoint that began in the block raises. Enter the block in the checkpointed function instead.
+    Entered in a generator or a coroutine, it holds while that runs and not while it is suspended.
 
-    `torch.nn.MultiheadAttention` and layers built on it raise: `fenchel.nn.convert` swaps those.
+    What the block sees and cannot replace raises an error that names it: `nn.MultiheadAttention`
+    (`fenchel.nn.convert` swaps it), torch's fused operators, traced and scripted functions, and
+    models of transformers on eager attention.
     """
 
     def __init__(self, regularizer: Regularizer | Module) -> None:
-        super().__init__()
         resolve_regularizer(regularizer)  # refuses at once what is none
         self.regularizer = regularizer
-        self._outer: list[_Surroundings] = []  # of each time that the block was entered
 
     def __enter__(self) -> replace_sdpa:
-        self._outer.append(_surroundings())
-        super().__enter__()  # type: ignore[no-untyped-call]
+        _push_mode(_Block(self, _surroundings(), suspendable_owner()))
         return self
 
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        self._outer.pop()
+    def __exit__(self, *raised: object) -> None:
+        _leave(self)
+
+    def __call__(self, function: F) -> F:
+        """The function, run inside the block."""
+        if not inspect.isroutine(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                "replace_sdpa decorates functions, generators and coroutines, got "
+                f"{function!r}; use `with fenchel.replace_sdpa(regularizer):` around its call"
+            )
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return (yield from function(*args, **kwargs))
+
+        async def wait(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        wrapper: Any = run
+        if inspect.isgeneratorfunction(function):
+            wrapper = generate
+        elif inspect.iscoroutinefunction(function):
+            wrapper = wait
+        return functools.wraps(function)(wrapper)  # type: ignore[return-value]
+
+
+class _Block(TorchFunctionMode):
+    """One entering of a block, by a generator or coroutine (its owner) or by neither."""
+
+    def __init__(self, block: replace_sdpa, surroundings: _Surroundings, owner: Any) -> None:
+        super().__init__()
+        self.block, self.surroundings, self.owner = block, surroundings, owner
+        # Where a generator that is suspended now goes on, its own block is the inner one.
+        self.suspended = [other for other in _blocks() if not is_nearest(other.owner)]
+        self.is_plain = owner is None and not self.suspended
+
+    def holds(self) -> bool:
+        """For the code that runs now."""
+        if self.is_plain:
+            return True
+        if torch.compiler.is_compiling():
+            raise RuntimeError(_COMPILED)
+        return is_nearest(self.owner, [x.owner for x in _blocks() if x in self.suspended])
 
     def __torch_function__(
         self,
@@ -72,12 +122,54 @@ class replace_sdpa(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in _OUT_OF_REACH:
-            raise RuntimeError(_OUT_OF_REACH[func])
-        if func is not scaled_dot_product_attention:
+        if not self.holds():
             return func(*args, **(kwargs or {}))
-        _refuse_checkpoints_since(*self._outer[-1])
-        return _attend(self.regularizer, *args, **(kwargs or {}))
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is None:
+            refuse(func)
+            return func(*args, **(kwargs or {}))
+        _refuse_checkpoints_since(*self.surroundings)
+        return replacement(self.block.regularizer, *args, **(kwargs or {}))
+
+
+def _blocks() -> list[_Block]:
+    """Of this thread, the innermost last."""
+    return [mode for mode in _get_current_function_mode_stack() if isinstance(mode, _Block)]
+
+
+def _leave(block: replace_sdpa) -> None:
+    """Takes it off the stack of this thread, wherever it is: generators end in any order."""
+    above = []
+    while torch._C._len_torch_function_stack():
+        mode = _pop_mode()
+        if isinstance(mode, _Block) and mode.block is block and mode.holds():
+            break
+        above.append(mode)
+    else:
+        _push(above)
+        raise RuntimeError("replace_sdpa must be left in the thread that entered it")
+    _push(above)
+
+
+def _push(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)
+
+
+def _watch_scripts(kind: Any) -> None:
+    """No mode sees their calls."""
+    call = kind.__call__
+
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(block.holds() for block in _blocks()):
+            refuse_script(self.inlined_graph)
+        return call(self, *args, **kwargs)
+
+    kind.__call__ = checked
+
+
+_watch_scripts(torch.jit.ScriptFunction)
+_watch_scripts(torch._C.ScriptMethod)
 
 
 # Grad mode; whether an autograd.Function runs its forward pass; the hooks of checkpoints.
@@ -142,3 +234,17 @@ def _attend(
         scale=scale,
         enable_gqa=enable_gqa,
     )
+
+
+def _flex(*args: Any, **kwargs: Any) -> Any:
+    from fenchel._attention.flex import flex_attention  # brings the compiler, which is slow to load
+
+    return flex_attention(*args, **kwargs)
+
+
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    scaled_dot_product_attention: _attend,
+    torch.ops.aten.scaled_dot_product_attention: _attend,
+    torch.ops.aten.scaled_dot_product_attention.default: _attend,
+    flex_operator: _flex,
+}

@@ -89,6 +89,16 @@ def attend(call: AttentionCall, regularizer: Regularizer) -> Tensor:
     return expectation(weights, values).to(call.query.dtype)
 
 
+def attend_densely(
+    call: AttentionCall, regularizer: Regularizer, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """The same with the weights, (batch, head, query, key): both in the dtype of the query."""
+    weights = weights_of_keys(solve_tile(call, regularizer), call).reshape(call.scores_shape)
+    weights = torch.nn.functional.dropout(weights, dropout)
+    output = expectation(weights, _per_head(call.value, call).to(weights.dtype))
+    return output.to(call.query.dtype), weights.to(call.query.dtype)
+
+
 def expectation(weights: Tensor, values: Tensor) -> Tensor:
     """weights @ values, where a value that carries no weight does not count, NaN or not."""
     with full_precision(weights):
@@ -137,9 +147,19 @@ def _with_null_key(
 
 @dataclass(frozen=True, eq=False)
 class StoredLogMass(Prior):
-    """A log mass that is stored whole, (..., query, key)."""
+    """A log mass that is stored whole, (..., query, key), and the logits of a null key."""
 
     tensor: Tensor
+    logits: Tensor | None = None
+    hides_only: bool = False
+
+    @property
+    def is_mask(self) -> bool:
+        return self.hides_only
+
+    @property
+    def sink(self) -> Tensor | None:
+        return self.logits
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
         return self.tensor[..., rows, :][..., columns]
@@ -161,6 +181,8 @@ def scores(call: AttentionCall) -> Tensor:
         product = _product(query, key)
     if call.softcap:
         product = call.softcap * (product / call.softcap).tanh()
+    if call.modify is not None:
+        product = call.modify(product, call.first)
     if call.bias is not None:
         bias = _bias(call).to(dtype)
         product = where(bias != -torch.inf, product + bias, -torch.inf)  # whatever the key holds

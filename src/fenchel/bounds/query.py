@@ -184,8 +184,8 @@ def _with_numbers(choice: Regularizer | Module | None) -> Shannon | Tsallis:
     settings = {name: x for name, x in vars(omega).items() if isinstance(x, Tensor)}
     if any(x.numel() != 1 for x in settings.values()):
         raise TypeError(
-            "alpha and temperature must be numbers here, not tensors with one for each head; bound "
-            "head by head, with .item()"
+            "alpha and temperature must be numbers here, not tensors with one for each head: every "
+            "head has a bound of its own; bound head by head, with Tsallis(alpha[head].item())"
         )
     numbers = {name: x.item() for name, x in settings.items()}
     return replace(omega, **numbers)  # type: ignore[arg-type]

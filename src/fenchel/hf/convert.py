@@ -1,100 +1,204 @@
-"""Switch a loaded model, and make sure that nothing of it stays on softmax."""
+"""Switch a loaded model, and make sure that nothing of it stays on softmax unnoticed."""
 
 from __future__ import annotations
 
-import copy
-import inspect
-import re
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from fenchel.hf.library import VERSION, PreTrainedConfig, PreTrainedModel
+from fenchel.hf import in_place
+from fenchel.hf.held import CONFIG_ATTRIBUTE, describe, hold, is_marked
+from fenchel.hf.names import PER_MODULE, PREFIX, derived_name
 from fenchel.hf.recipe import read_regularizers
-from fenchel.hf.registry import derived_name, names, register, register_per_module
-from fenchel.hf.translate import REGULARIZER_ATTRIBUTE
+from fenchel.hf.registry import names, register, resolve_name
+from fenchel.hf.survey import (
+    Run,
+    Site,
+    call,
+    copy_configs,
+    in_evaluation,
+    read_sites,
+    roots,
+    survey,
+    switch,
+    twin_of,
+)
+from fenchel.hf.translate import check_budget
+from fenchel.hf.trial import ASKS, MULTIHEAD
 from fenchel.nn.conversion import choose
+from fenchel.nn.conversion import convert as convert_torch
+from fenchel.nn.multihead import MultiheadAttention
 from fenchel.regularizers.contract import Regularizer
+from fenchel.regularizers.shannon import Shannon
 
 M = TypeVar("M", bound=nn.Module)
 Held = Regularizer | nn.Module
 RegularizerChoice = str | Path | Mapping[str, Any] | Held | Callable[[nn.Module], Held]
 
-_INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how a forward of transformers asks for its function
-_OUTSIDE = {"torch", "builtins", "abc", "typing"}
-_OTHER_WAYS = (
-    "fenchel.nn.convert(model, regularizer) is for torch.nn.MultiheadAttention and the layers made "
-    "of it, fenchel.replace_sdpa for what calls scaled_dot_product_attention"
-)
-_NORMALISES = re.compile(r"softmax\(|scaled_dot_product_attention\(", re.IGNORECASE)
 
-
-def convert(model: M, regularizer: RegularizerChoice) -> M:
+def convert(
+    model: M,
+    regularizer: RegularizerChoice,
+    *,
+    inputs: object = None,
+    only: str | Sequence[str] = "*",
+    skip: str | Sequence[str] = (),
+    allow_partial: bool = False,
+) -> M:
     """The model itself, every attention in it switched to the regulariser.
 
-    >>> hf.convert(model, Tsallis(1.3))              # registered as "fenchel:tsallis-1.3"
+    >>> hf.convert(model, Tsallis(1.3))                        # as "fenchel:tsallis-1.3"
     >>> hf.convert(model, "fenchel:entmax15")
     >>> hf.convert(model, lambda layer: LearnedTsallis(layer.config.num_attention_heads))
-    >>> hf.convert(model, Path("audit/recipe.json"))            # an alpha for every head
+    >>> hf.convert(model, Path("audit/recipe.json"))           # an alpha for every head
+    >>> hf.convert(model, Tsallis(1.5), skip="*.layers.0.*")   # the first layer stays on softmax
 
-    Weights are untouched, and `model.set_attn_implementation("sdpa")` leads back. The model gets a
-    configuration of its own, so that others made from the same one stay as they are. transformers
-    does not save the choice: pass `attn_implementation=` to `from_pretrained`, or convert again.
+    The model is run once on a few tokens, to see who attends: see `hf.check`. Weights are
+    untouched, and `model.set_attn_implementation("sdpa")` leads back. The model gets a
+    configuration of its own, so that others made from the same one stay as they are. What
+    attentions hold is written into it: `save_pretrained`, then
+    `from_pretrained(folder, attn_implementation="fenchel:held")`, bring it back.
 
     model: a transformers model, or a module that holds some. Refused, before anything changes, if
-        any attention in it would stay as it is.
-    regularizer: a `Regularizer`, or a registered name; or what learns: a regulariser that holds
-        tensors, a module whose `forward()` returns one, or a function of the attention module that
-        makes one for each. Each attention then holds it as a submodule, `fenchel_regularizer`.
+        any attention in it would stay on softmax.
+    regularizer: a `Regularizer`, or a name; or what learns: a regulariser that holds tensors, a
+        module whose `forward()` returns one, or a function of the attention module that makes one
+        for each. Each attention then holds it as a submodule, `fenchel_regularizer`.
         Or a recipe: what `lens.Audit.recipe()` returns, or the path of the JSON file that
         `fenchel audit` wrote.
+    inputs: what to run the model on, as a mapping of arguments, a tuple or a tensor; small ones are
+        made where it is None.
+    only, skip: patterns for the paths of attentions; the others stay on softmax, computed here.
+    allow_partial: leave what cannot be switched as it is, instead of refusing the model.
     """
-    register()
-    roots = _roots(model)
-    attentions = attention_modules(model)
-    name, regularizers = _resolve(regularizer, attentions)
-    shared = _copy_configs(model)
-    for root in roots:
-        root.set_attn_implementation(name)
-    missed = [
-        path for path, module in attentions.items() if module.config._attn_implementation != name
-    ]
-    if missed:
-        for module, attribute, config in shared:
-            setattr(module, attribute, config)
-        raise RuntimeError(
-            f"transformers {VERSION} did not switch {_some(missed)}; the model is as it was"
+    if not roots(model) and allow_partial is False:
+        _refuse_foreign(model)
+    seen = survey(model, inputs)
+    stuck = [site for site in seen.sites if site.trouble]
+    if stuck and not allow_partial:
+        raise ValueError(_refusal(model, stuck, seen.not_run))
+    sites = {site.path: site for site in seen.sites if not site.trouble}
+    if not sites:
+        _refuse_foreign(model)
+    chosen = {path: site for path, site in sites.items() if _matches(path, only, skip)}
+    if not chosen:
+        raise ValueError(
+            f"only={only!r} and skip={skip!r} leave no attention of {', '.join(list(sites)[:3])} …"
         )
-    for path, module in attentions.items():
-        _hold(module, regularizers.get(path))
+    if not _is_converted(model):
+        check_same(model, sites, seen.runs)
+    name, regularizers = _resolve(regularizer, chosen, partly=len(chosen) < len(sites))
+    for path in sites.keys() - chosen.keys():
+        regularizers[path] = choose(Shannon(), sites[path].module)
+    _apply(model, sites, name, regularizers)
     return model
 
 
+def _is_converted(model: nn.Module) -> bool:
+    """Whether some of it is off softmax already."""
+    return any(
+        is_marked(module)
+        or isinstance(module, MultiheadAttention)
+        or str(getattr(vars(module).get("config"), "_attn_implementation", "")).startswith(PREFIX)
+        for module in model.modules()
+    )
+
+
+def check_same(model: nn.Module, sites: dict[str, Site], runs: list[Run]) -> None:
+    """With softmax, the converted model answers what it answered before; else it is refused."""
+    own, ours = twin_of(model), twin_of(model)
+    twins = {path: site._replace(module=ours.get_submodule(path)) for path, site in sites.items()}
+    others = {path: site.module for path, site in twins.items() if site.how != ASKS}
+    softmax = {path: choose(Shannon(), module) for path, module in others.items()}
+    _apply(ours, twins, "fenchel:softmax", softmax)
+    for path, inputs in runs:
+        outputs = []
+        for twin in (own.get_submodule(path), ours.get_submodule(path)):
+            with in_evaluation(twin):
+                outputs.append(tree_leaves(call(twin, inputs)))
+        for before, after in zip(*outputs, strict=False):
+            if isinstance(before, Tensor) and not _is_close(before, after):
+                raise ValueError(
+                    f"{type(model).__name__} would not be the same model: with softmax, what "
+                    f"{path or 'it'} answers to a few tokens changes when its attention is switched"
+                    ". It computes more than an expectation under a softmax, or hides keys in a "
+                    "way of its own; fenchel.hf.check(model) shows who attends"
+                )
+
+
+def _is_close(before: Tensor, after: Tensor) -> bool:
+    """Up to the rounding of many layers; what was NaN before may be anything."""
+    if not before.is_floating_point() or before.numel() == 0 or before.is_meta:
+        return True
+    digits = {torch.float64: 1e-6, torch.float32: 1e-3}.get(before.dtype, 0.05)
+    before, after = before.double(), after.double()
+    known = before.isfinite()
+    size = before[known].abs().max() if known.any() else before.new_zeros(())
+    return bool((before - after)[known].abs().le(digits * size + 1e-12).all())
+
+
+def _apply(
+    model: nn.Module, sites: dict[str, Site], name: str, regularizers: dict[str, nn.Module]
+) -> None:
+    copy_configs(model)
+    switch(model, name, sites.values())
+    for path, site in sites.items():
+        regularizer = regularizers.get(path)
+        if site.how == MULTIHEAD:
+            convert_torch(site.module, regularizer)  # type: ignore[arg-type]
+            continue
+        hold(site.module, regularizer, name)
+        if site.how != ASKS:
+            in_place.exchange(site.module, site.how)
+    asking = {path: held for path, held in regularizers.items() if sites[path].how == ASKS}
+    description = describe(asking) if name == PER_MODULE and len(asking) == len(sites) else None
+    for root in roots(model):
+        vars(root.config).pop(CONFIG_ATTRIBUTE, None)
+        if description is not None:
+            setattr(root.config, CONFIG_ATTRIBUTE, description)
+
+
 def _resolve(
-    regularizer: RegularizerChoice, attentions: dict[str, Any]
+    regularizer: RegularizerChoice, sites: dict[str, Site], *, partly: bool
 ) -> tuple[str, dict[str, nn.Module]]:
     """The name to switch to, and the regularisers that attentions will hold under it."""
+    modules = {path: site.module for path, site in sites.items()}
     if isinstance(regularizer, Path | Mapping) or _names_file(regularizer):
-        recipe = read_regularizers(regularizer, attentions)
-        return register_per_module(), {
-            path: choose(omega, attentions[path]) for path, omega in recipe.items()
-        }
+        recipe = read_regularizers(regularizer, modules)
+        return PER_MODULE, {path: choose(omega, modules[path]) for path, omega in recipe.items()}
     if isinstance(regularizer, str):
+        resolve_name(regularizer)
         if regularizer not in names():
             raise ValueError(
                 f"unknown name {regularizer!r}; known are {', '.join(names())}. Add one with "
                 "fenchel.hf.register(name, regularizer), or pass the regulariser itself"
             )
-        return regularizer, {}
-    if isinstance(regularizer, Regularizer) and not _holds_tensors(regularizer):
-        name = derived_name(regularizer)
+        name, chosen = regularizer, bound_regularizer(regularizer)
+    elif isinstance(regularizer, Regularizer) and not _holds_tensors(regularizer):
+        name, chosen = derived_name(regularizer), regularizer
+        if any(site.causal for site in sites.values()):
+            check_budget(regularizer)
         register(name, regularizer)
-        return name, {}
-    regularizers = {path: choose(regularizer, module) for path, module in attentions.items()}
-    return register_per_module(), regularizers
+    else:
+        held = {path: choose(regularizer, module) for path, module in modules.items()}
+        return PER_MODULE, held
+    if partly:
+        return PER_MODULE, {path: choose(chosen, module) for path, module in modules.items()}
+    others = {path: site for path, site in sites.items() if site.how != ASKS}
+    return name, {path: choose(chosen, site.module) for path, site in others.items()}
+
+
+def bound_regularizer(name: str) -> Held:
+    """What a registered name means."""
+    from fenchel.hf.library import AttentionInterface
+
+    regularizer: Held = AttentionInterface()[name].regularizer
+    return regularizer
 
 
 def _names_file(regularizer: object) -> TypeGuard[str]:
@@ -106,100 +210,47 @@ def _holds_tensors(regularizer: Regularizer) -> bool:
     return any(isinstance(setting, Tensor) for setting in vars(regularizer).values())
 
 
-def _hold(module: nn.Module, regularizer: nn.Module | None) -> None:
-    """Beside the parameters of the attention; None: whatever it held is dropped."""
-    if regularizer is None:
-        module._modules.pop(REGULARIZER_ATTRIBUTE, None)
-        return
-    first = next(module.parameters(), None)
-    regularizer = regularizer if first is None else regularizer.to(first.device)
-    module.add_module(REGULARIZER_ATTRIBUTE, regularizer)
-
-
-def _copy_configs(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """Copies in place of every configuration within, one for one; and what was there before."""
-    before = [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, PreTrainedConfig)
-    ]
-    copied: dict[int, Any] = {}  # so that what was one object stays one
-    for module, name, config in before:
-        setattr(module, name, copy.deepcopy(config, copied))
-    return before
-
-
-def _roots(model: nn.Module) -> list[Any]:
-    """The outermost transformers models."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, PreTrainedModel):
-        return [model]
-    return [root for child in model.children() for root in _roots(child)]
+def _matches(path: str, only: str | Sequence[str], skip: str | Sequence[str]) -> bool:
+    wanted, unwanted = ([x] if isinstance(x, str) else list(x) for x in (only, skip))
+    return any(fnmatch(path, x) for x in wanted) and not any(fnmatch(path, x) for x in unwanted)
 
 
 def attention_modules(model: nn.Module) -> dict[str, Any]:
-    """Path and module of everything that asks transformers for its attention function."""
-    named = model.named_modules()
-    modules = [(path, module) for path, module in named if REGULARIZER_ATTRIBUTE not in path]
-    kinds = {type(module) for _, module in modules}
-    asking = {kind for kind in kinds if _INTERFACE in _source(kind.forward)}
-    alone = {kind for kind in kinds - asking if _computes_alone(kind)}
-    attentions: dict[str, Any] = {}
-    left: list[str] = []
-    for path, module in modules:
-        if type(module) in asking and hasattr(module, "config"):
-            attentions[path] = module
-        elif type(module) in asking | alone:
-            left.append(f"{path} ({type(module).__name__})")
-    if left:
-        raise ValueError(
-            f"{type(model).__name__} computes attention of its own in {_some(left)}: looked for "
-            f"{_INTERFACE} in each forward of transformers {VERSION}. It would stay on softmax; "
-            f"{_OTHER_WAYS}, and model.set_attn_implementation switches the rest alone"
-        )
-    if not attentions:
-        raise ValueError(
-            f"found no attention in {type(model).__name__}: looked through its modules for a "
-            f"forward that uses {_INTERFACE}, in a transformers model; {_OTHER_WAYS}"
-        )
-    _check_semantics(model)
-    return attentions
+    """Path and module of everything that asks transformers for its attention function, by its
+    source. Refused if nothing does, or if anything else attends."""
+    modules = modules_that_ask(model)
+    if not modules:
+        _refuse_foreign(model)
+    return modules
 
 
-def _check_semantics(model: nn.Module) -> None:
-    """Refuse models whose attention is more than scores, a mask and an expectation."""
-    special = {
-        type(module).__name__
-        for module in model.modules()
-        if isinstance(module, PreTrainedModel) and not module._supports_sdpa
-    }
-    if special:
-        raise ValueError(
-            f"{_some(sorted(special))} declares that scaled_dot_product_attention cannot compute "
-            "its attention (_supports_sdpa is False), and fenchel.attention means the same"
-        )
+def modules_that_ask(model: nn.Module) -> dict[str, Any]:
+    """The same of a model that may have no attention at all."""
+    sites = read_sites(model)
+    others = [site for site in sites if site.how != ASKS or site.trouble]
+    if others:
+        raise ValueError(_refusal(model, others, []))
+    return {site.path: site.module for site in sites}
 
 
-def _computes_alone(kind: type[nn.Module]) -> bool:
-    """An attention that normalises without asking, or whose source cannot be read; wrappers
-    around one do neither."""
-    if issubclass(kind, nn.MultiheadAttention):
-        return True
-    if not re.search("attention|attn", kind.__name__, re.IGNORECASE):
-        return False
-    bases = (base for base in kind.__mro__ if base.__module__.split(".")[0] not in _OUTSIDE)
-    sources = [_source(base) for base in bases]
-    return any(not source or _NORMALISES.search(source) for source in sources)
+def _refusal(model: nn.Module, stuck: list[Site], not_run: list[str]) -> str:
+    reasons = sorted({site.trouble for site in stuck if site.trouble})
+    text = f"{type(model).__name__} would stay on softmax in {_some([str(x) for x in stuck])}"
+    text += f": {'; '.join(reasons)}. " if reasons else ". "
+    if not_run:
+        text += f"It could not be run ({not_run[0]}); pass inputs=. "
+    return (
+        f"{text}fenchel.hf.check(model) shows all, fenchel.hf.convert switches what it can, with "
+        "allow_partial=True without the rest"
+    )
 
 
-@lru_cache(1024)  # reading a source takes milliseconds, and an audit asks for every batch
-def _source(thing: Any) -> str:
-    try:
-        return inspect.getsource(inspect.unwrap(thing))
-    except (OSError, TypeError):  # written at a prompt, or not in Python
-        return ""
+def _refuse_foreign(model: nn.Module) -> None:
+    raise ValueError(
+        f"found no attention in {type(model).__name__} that is of a transformers model; "
+        "fenchel.nn.convert(model, regularizer) is for torch.nn.MultiheadAttention and the layers "
+        "made of it, fenchel.replace_sdpa for what calls scaled_dot_product_attention"
+    )
 
 
 def _some(items: list[str]) -> str:

@@ -6,8 +6,10 @@ from typing import Any
 
 try:
     import transformers
+    from transformers import masking_utils as _masking_utils
     from transformers.pytorch_utils import Conv1D as _Conv1D
     from transformers.utils import output_capturing
+    from transformers.utils.import_utils import is_tracing as _is_tracing
 except ImportError as problem:
     raise ImportError(
         f"fenchel.hf needs transformers >= 5.16 ({problem}); install it, in a clone of fenchel, "
@@ -17,9 +19,12 @@ except ImportError as problem:
 VERSION: str = transformers.__version__
 AttentionInterface: Any = transformers.AttentionInterface
 AttentionMaskInterface: Any = transformers.AttentionMaskInterface
+attention_functions: Any = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
 PreTrainedModel: Any = transformers.PreTrainedModel
 PreTrainedConfig: Any = transformers.PreTrainedConfig
 Conv1D: Any = _Conv1D
+masking_utils: Any = _masking_utils
+is_tracing: Any = _is_tracing
 
 # GPT-2 and its kin record attention weights without telling the attention function; only here is
 # known what is being recorded.

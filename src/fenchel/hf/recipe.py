@@ -55,22 +55,28 @@ def _read(path: Path) -> Mapping[str, Any]:
 def read_regularizers(
     recipe: str | Path | Mapping[str, Any], attentions: Mapping[str, nn.Module]
 ) -> dict[str, Tsallis]:
-    """The regulariser of every attention of the model.
-
-    A model with a head on top has its attentions one name deeper than the model that was audited,
-    and the other way round: paths may differ by one prefix, the same for all.
-    """
+    """The regulariser of every attention of the model."""
     alphas = alphas_of(recipe)
-    for names in _renamings(list(alphas), list(attentions)):
-        if names.keys() == alphas.keys():
-            return {
-                names[path]: _regularizer(alphas[path], names[path], attentions[names[path]])
-                for path in alphas
-            }
-    some = next(iter(attentions))
+    names = match_paths(list(alphas), list(attentions))
+    return {
+        names[path]: regularizer_of(alphas[path], names[path], attentions[names[path]])
+        for path in alphas
+    }
+
+
+def match_paths(ours: list[str], theirs: list[str]) -> dict[str, str]:
+    """Path of an attention as it was written down -> its path in the model at hand.
+
+    A model with a head on top has its attentions one name deeper than the model within, and the
+    other way round: paths may differ by one prefix, the same for all.
+    """
+    for names in _renamings(ours, theirs):
+        if names.keys() == set(ours):
+            return names
     raise ValueError(
-        f"the recipe is for another model: it names {len(alphas)} attentions such as "
-        f"{next(iter(alphas), None)!r}, the model has {len(attentions)} such as {some!r}"
+        f"the recipe is for another model: it names {len(ours)} attentions such as "
+        f"{next(iter(ours), None)!r}, the model has {len(theirs)} such as "
+        f"{next(iter(theirs), None)!r}"
     )
 
 
@@ -89,7 +95,10 @@ def _renamings(ours: list[str], theirs: list[str]) -> list[dict[str, str]]:
     return renamings
 
 
-def _regularizer(alphas: list[float], path: str, attention: nn.Module) -> Tsallis:
+def regularizer_of(
+    alphas: list[float], path: str, attention: nn.Module, *, temperature: float = 1.0
+) -> Tsallis:
+    """One alpha per head of this attention, or one for all."""
     names = ("num_attention_heads", "num_heads", "n_heads")
     counts = [getattr(attention, name, None) for name in names]
     if not any(isinstance(heads, int) for heads in counts):
@@ -100,4 +109,4 @@ def _regularizer(alphas: list[float], path: str, attention: nn.Module) -> Tsalli
                 f"the recipe is for another model: {path} has {heads} heads, the recipe "
                 f"{len(alphas)} alphas"
             )
-    return Tsallis(torch.tensor(alphas)[:, None])
+    return Tsallis(torch.tensor(alphas, device="cpu")[:, None], temperature=temperature)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -11,43 +10,29 @@ from torch import Tensor
 from torch.nn import Module
 
 from fenchel.hf.library import AttentionInterface, AttentionMaskInterface
+from fenchel.hf.masks import make_mask
+from fenchel.hf.names import PER_MODULE, PREFIX, STANDARD, regularizer_by_name
 from fenchel.hf.translate import HeldAttention, TranslatedAttention
-from fenchel.regularizers import Regularizer, Shannon, Tsallis
-from fenchel.regularizers.contract import resolve_regularizer
-
-_STANDARD = {
-    "fenchel:softmax": Shannon(),
-    "fenchel:sparsemax": Tsallis(2.0),
-    "fenchel:entmax15": Tsallis(1.5),
-}
-_PER_MODULE = "fenchel:held"
+from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 
 
-def register(name: str | None = None, regularizer: Regularizer | Module | None = None) -> None:
-    """Make a regulariser available as `attn_implementation`.
+def register(name: str, regularizer: Regularizer | Module) -> None:
+    """Make a regulariser available as `attn_implementation`, under a name of your own.
 
-    >>> hf.register()                                       # softmax, sparsemax, entmax15
-    >>> hf.register("fenchel:entmax-1.3", Tsallis(1.3))
-    >>> AutoModel.from_pretrained(folder, attn_implementation="fenchel:entmax-1.3")
+    >>> hf.register("fenchel:mixed", Tsallis(torch.tensor([[1.2], [1.8]])))
+    >>> AutoModel.from_pretrained(folder, attn_implementation="fenchel:mixed")
+
+    Names that say their numbers, such as "fenchel:tsallis-1.3", need no registering.
 
     The attention function and its mask function go together: without the second, transformers
     passes no mask at all and says nothing. Registering the same again does nothing; tensors are the
     same if their numbers are, those with a gradient only if they are one object.
 
-    name: "fenchel:" and letters, digits, dots or dashes. Without arguments, the standard names.
+    name: "fenchel:" and letters, digits, dots or dashes.
     regularizer: kept as it is, tensors included; or a module whose `forward()` returns one.
         Parameters in it train but belong to no model. For those `convert` takes the regulariser
         itself.
     """
-    if name is None and regularizer is None:
-        for standard, omega in _STANDARD.items():
-            _add(standard, omega)
-        return
-    if name is None or regularizer is None:
-        raise TypeError(
-            "register takes a name and a regulariser, or neither; got "
-            f"name={name!r}, regularizer={regularizer!r}"
-        )
     resolve_regularizer(regularizer)  # refuses at once what is none
     _check_name(name)
     _add(name, regularizer)
@@ -63,29 +48,18 @@ def names() -> list[str]:
     return sorted(key for key in interface if isinstance(interface[key], TranslatedAttention))
 
 
-def derived_name(regularizer: Regularizer) -> str:
-    """What says the regulariser's numbers: Tsallis(1.3) is "fenchel:tsallis-1.3"."""
-    kind = type(regularizer).__name__
-    parts = [kind.lower()]
-    if not dataclasses.is_dataclass(regularizer):
-        raise TypeError(
-            f"{kind} has no fields to name it by; give it a name: register('fenchel:my-{kind}', "
-            "regularizer), then convert by that name"
-        )
-    for position, field in enumerate(dataclasses.fields(regularizer)):
-        setting = getattr(regularizer, field.name)
-        if position > 0 and setting == field.default:
-            continue
-        label = [] if position == 0 else [field.name]
-        parts += [*label, re.sub(r"[^\w.+]+", "x", str(setting).strip("()"))]
-    return "fenchel:" + "-".join(parts)
+def resolve_name(name: str) -> None:
+    """Make sure that transformers finds this name, if it is one of ours."""
+    if name.startswith(PREFIX) and name not in AttentionInterface():
+        _put(name, TranslatedAttention(regularizer_by_name(name)))
 
 
-def register_per_module() -> str:
-    """The name under which every attention asks its own module for the regulariser."""
-    if _PER_MODULE not in AttentionInterface():
-        _put(_PER_MODULE, HeldAttention())
-    return _PER_MODULE
+def register_standard() -> None:
+    """The names that are always there."""
+    for name, regularizer in STANDARD.items():
+        _add(name, regularizer)
+    if PER_MODULE not in AttentionInterface():
+        _put(PER_MODULE, HeldAttention())
 
 
 def _add(name: str, regularizer: Regularizer | Module) -> None:
@@ -107,8 +81,9 @@ def _add(name: str, regularizer: Regularizer | Module) -> None:
 
 def _put(name: str, function: Any) -> None:
     # The mask function first: a name that transformers accepts never goes without it.
-    AttentionMaskInterface.register(name, AttentionMaskInterface()["sdpa"])
+    AttentionMaskInterface.register(name, make_mask)
     AttentionInterface.register(name, function)
+    setattr(AttentionInterface, name, function)  # Kosmos-2.5 looks it up as an attribute
 
 
 def _check_name(name: object) -> None:
@@ -120,7 +95,7 @@ def _check_name(name: object) -> None:
         )
     if re.search("flash|flex_attention|sdpa", name):
         raise ValueError(f"{name!r} would be taken for an implementation of transformers' own")
-    if name == _PER_MODULE:
+    if name == PER_MODULE:
         raise ValueError(f"{name!r} is what hf.convert uses for regularisers that a model holds")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,44 +15,47 @@ from torch import Tensor, nn
 from fenchel._attention import attention
 from fenchel._numerics import compute_dtype, full_precision
 from fenchel._solve import solve
+from fenchel.hf import trial
+from fenchel.hf.held import REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import active_collector
+from fenchel.hf.masks import StructuredMask, packed_mask, written_out
+from fenchel.priors.contract import Prior
+from fenchel.priors.kinds import Sink
+from fenchel.regularizers.budget import Budget
 from fenchel.regularizers.contract import Regularizer
 from fenchel.scores import scaled_dot
 
 # Arguments that change attention and that `fenchel.attention` cannot express.
 _REFUSED = {
-    "softcap": "squeezes scores by tanh before they are compared",
-    "s_aux": "adds an attention sink, a score without a key",
-    "sinks": "adds an attention sink, a score without a key",
-    "indices": "chooses keys by index",
-    "block_indices": "chooses blocks of keys by index",
-    "head_mask": "rescales heads",
     "cache": "is a paged cache",
-    "cu_seq_lens_q": "packs several sequences into one; pass position_ids alone",
-    "cu_seq_lens_k": "packs several sequences into one; pass position_ids alone",
-    "max_length_q": "packs several sequences into one; pass position_ids alone",
-    "max_length_k": "packs several sequences into one; pass position_ids alone",
-    "seq_idx": "packs several sequences into one; pass position_ids alone",
+    "head_mask": "rescales heads",
 }
 
-# Arguments that models hand through and that say nothing about who attends to whom: positions are
-# in the queries, keys and mask by now, the rest concerns what is recorded or counted.
+# What the attention functions of transformers take besides, and what says nothing here: positions
+# are in the queries, keys and mask by now, and lengths of packed sequences are said twice.
 _PASSENGERS = frozenset(
     {
-        "cache_position",
+        "attention_mask",
         "deterministic",
-        "encoder_hidden_states",
-        "hidden_states",
-        "num_items_in_batch",
+        "dropout",
+        "key",
+        "kwargs",
+        "max_length_k",
+        "max_length_q",
+        "module",
         "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_embeddings",
         "position_ids",
-        "return_dict",
+        "query",
+        "scaling",
+        "seq_idx",
         "use_cache",
+        "value",
     }
 )
+
+
+class Unsupported(ValueError):
+    """A model asks for what fenchel's attention cannot do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +65,14 @@ class TranslatedAttention:
     >>> TranslatedAttention(Tsallis(1.5))(module, query, key, value, None, scaling=0.125)
 
     query: (batch, head, query, d); key, value: (batch, kv_head, key, d).
-    attention_mask: (batch, 1 or head, query, key); bool: True = attend; float: added to the scores.
-        None: everything, or the past where the module says `is_causal`.
+    attention_mask: (batch, 1 or head, query, key); bool or whole numbers: True = attend; float:
+        added to the scores. None: everything, or the past where the module says `is_causal`.
     position_bias: added to the scores, as T5 does.
     sliding_window: already in the mask; a call that lost the mask is refused.
+    softcap: squeezes the scores, as in Gemma 2.
+    s_aux: logits of a null key, one per head, as in gpt-oss.
+    indices, block_indices: the keys, or blocks of them, that an indexer chose for each query.
+    cu_seq_lens_q: where the sequences of a packed row begin and end; the mask may say it as well.
 
     Returns the output (batch, query, head, d) and the weights (batch, head, query, key) if the
     model records attention, else None.
@@ -77,66 +87,140 @@ class TranslatedAttention:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        scaling: float | None = None,
+        scaling: float | Tensor | None = None,
         dropout: float = 0.0,
         is_causal: bool | None = None,
         position_bias: Tensor | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        indices: Tensor | None = None,
+        block_indices: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         _check_options(module, options)
         _check_mask(module, attention_mask, sliding_window, key.shape[2])
-        visible, bias = split_mask(attention_mask, position_bias)
+        if isinstance(scaling, Tensor):  # which may train
+            query, scaling = query * scaling, 1.0
         causal = means_causal(module, is_causal, attention_mask, query)
-        if _wants_weights(options):
-            visible = _with_past(visible, query, key) if causal else visible
-            scores = _scores(query, key, bias, scaling)
-            heads, weights = self._attend_densely(scores, value, visible, dropout)
-            output = heads.to(query.dtype).transpose(1, 2).contiguous()
-            return output, weights.to(query.dtype)
-        output = attention(
-            query,
-            key,
-            value,
-            self.regularizer,
-            base=visible if bias is not None else None,
-            attn_mask=visible if bias is None else bias,
-            is_causal=causal,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=key.shape[1] != query.shape[1],
+        first_sees_one = is_causal_call(causal, attention_mask)
+        if first_sees_one:
+            check_budget(self.regularizer)
+        if trial.is_running():
+            trial.record(module, causal=first_sees_one)
+            shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+            return value.new_zeros(shape), None
+        if attention_mask is None:
+            attention_mask = packed_mask(cu_seq_lens_q, cu_seq_lens_k, query, key)
+        if block_indices is not None:
+            attention_mask = _block_mask(module, block_indices, attention_mask, query, key, options)
+        if indices is not None:
+            attention_mask = _with_chosen(indices, attention_mask, key)
+        call = _Call(
+            query, key, value, attention_mask, position_bias, causal, scaling, softcap, s_aux
         )
-        return output.transpose(1, 2).contiguous(), None
+        if _wants_weights(options):
+            output, weights = call.attend_densely(self.regularizer, dropout)
+            return output.transpose(1, 2).contiguous(), weights
+        return call.attend(self.regularizer, dropout).transpose(1, 2).contiguous(), None
 
-    def _attend_densely(
-        self, scores: Tensor, value: Tensor, visible: Tensor | None, dropout: float
+
+class _Call(NamedTuple):
+    """One attention: operands (batch, head, token, d), and what is said about them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    position_bias: Tensor | None
+    causal: bool
+    scaling: float | None
+    softcap: float | None
+    sink: Tensor | None  # logits, (head,)
+
+    def attend(self, regularizer: Regularizer | nn.Module, dropout: float) -> Tensor:
+        """By `fenchel.attention`: a mask that is a prior stays one."""
+        visible: Tensor | Prior | None
+        if isinstance(self.mask, StructuredMask):
+            visible, bias = self.mask.prior, self.position_bias
+        else:
+            visible, bias = split_mask(self.mask, self.position_bias)
+        added: Tensor | Prior | None = bias
+        if self.sink is not None:
+            added = Sink(self.sink.to(self.query.dtype))
+            visible = visible if bias is None else _as_mask(bias)
+        elif bias is None and isinstance(visible, Tensor):
+            visible, added = None, visible
+        return attention(
+            self.query,
+            self.key,
+            self.value,
+            regularizer,
+            base=visible,
+            attn_mask=added,
+            is_causal=self.causal,
+            scale=self.scaling,
+            dropout_p=dropout,
+            enable_gqa=self.key.shape[1] != self.query.shape[1],
+            softcap=self.softcap,
+        )
+
+    def attend_densely(
+        self, regularizer: Regularizer | nn.Module, dropout: float
     ) -> tuple[Tensor, Tensor]:
-        """The same attention through its weights, for calls that want to see them: both in the
-        dtype of the scores (batch, head, query, key)."""
-        groups = scores.shape[1] // value.shape[1]
+        """The same through its weights (batch, head, query, key), for calls that want to see them:
+        both in the dtype of the query. What a sink gets is left out of the weights."""
+        query, value = self.query, self.value
+        visible, bias = split_mask(written_out(self.mask), self.position_bias)
+        visible = _with_past(visible, query, self.key) if self.causal else visible
+        scores = self._scores(bias)
+        if self.sink is not None:
+            scores, visible = _beside_sink(scores, visible, self.sink)
         with full_precision(scores):
-            weights = solve(scores, self.regularizer, base=visible).weights
-            weights = nn.functional.dropout(weights, dropout)
-            return weights @ value.to(scores.dtype).repeat_interleave(groups, 1), weights
+            weights = solve(scores, regularizer, base=visible).weights
+            weights = nn.functional.dropout(weights[..., : value.shape[2]], dropout)
+            groups = query.shape[1] // value.shape[1]
+            output = weights @ value.to(scores.dtype).repeat_interleave(groups, 1)
+        return output.to(query.dtype), weights.to(query.dtype)
+
+    def _scores(self, bias: Tensor | None) -> Tensor:
+        """(batch, head, query, key), in float32 at least."""
+        query, key = self.query, self.key
+        precision = compute_dtype(query.dtype)
+        with full_precision(query):
+            by_head = key.to(precision).repeat_interleave(query.shape[1] // key.shape[1], 1)
+            scores = scaled_dot(query.to(precision), by_head, self.scaling)
+            if self.softcap:
+                scores = self.softcap * (scores / self.softcap).tanh()
+            return scores if bias is None else scores + bias.to(precision)
 
 
-def _scores(query: Tensor, key: Tensor, bias: Tensor | None, scaling: float | None) -> Tensor:
-    """(batch, head, query, key), in float32 at least; key (batch, kv_head, key, d)"""
-    precision = compute_dtype(query.dtype)
-    with full_precision(query):
-        by_head = key.to(precision).repeat_interleave(query.shape[1] // key.shape[1], 1)
-        scores = scaled_dot(query.to(precision), by_head, scaling)
-        return scores if bias is None else scores + bias.to(precision)
+def _as_mask(bias: Tensor) -> Tensor:
+    """A float mask that only hides, as transformers writes them, in bool: beside a sink there is no
+    room for numbers."""
+    visible = bias > -math.inf
+    if bool((visible & (bias != 0)).any()):
+        raise ValueError("an attention sink beside scores that a mask changes is not taken")
+    return visible
+
+
+def _beside_sink(
+    scores: Tensor, visible: Tensor | None, sink: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """With one more key, of these logits (head,), that every query sees."""
+    shape = (*scores.shape[:3], 1)
+    logits = sink.to(scores.dtype).reshape(1, -1, 1, 1).expand(shape)
+    if visible is not None:
+        visible = torch.cat((visible.expand_as(scores), visible.new_ones(shape)), -1)
+    return torch.cat((scores, logits), -1), visible
 
 
 def _with_past(visible: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
     """And no key after its query."""
     past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     return past if visible is None else visible & past
-
-
-# The submodule of an attention that `convert` gave it.
-REGULARIZER_ATTRIBUTE = "fenchel_regularizer"
 
 
 class HeldAttention:
@@ -155,17 +239,23 @@ class HeldAttention:
 
 
 def split_mask(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """(which keys may be seen, what is added to the scores).
+    """(which keys may be seen, what is added to the scores). Whole numbers are 1 for a visible key.
 
     transformers writes "forbidden" into float masks as the smallest number of the dtype, which
     still leaves a key its weight where all are forbidden or where a regulariser must fill a
     budget. Forbidden is forbidden: those become -inf.
     """
-    if mask is None or mask.dtype == torch.bool:
-        return mask, bias
-    forbidden = mask <= torch.finfo(mask.dtype).min / 2
-    added = mask.masked_fill(forbidden, -math.inf)
+    if mask is None:
+        return None, bias
+    if not mask.is_floating_point():
+        return mask.bool(), bias
+    added = mask.masked_fill(forbidden(mask), -math.inf)
     return None, added if bias is None else added + bias
+
+
+def forbidden(mask: Tensor) -> Tensor:
+    """Where a float mask says that a key may not be seen."""
+    return mask <= torch.finfo(mask.dtype).min / 2
 
 
 def means_causal(
@@ -191,15 +281,73 @@ def _wants_weights(options: dict[str, Any]) -> bool:
     return any(name.endswith("attentions") for name in active_collector.get() or ())
 
 
+def _block_mask(
+    module: Any,
+    block_indices: Tensor,
+    mask: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    options: dict[str, Any],
+) -> Tensor:
+    """By the model's own indexer, as it does for eager attention."""
+    queries, keys = query.shape[2], key.shape[2]
+    places = options.get("position_ids")
+    if places is None:
+        places = torch.arange(keys - queries, keys, device=key.device)
+    places = torch.atleast_2d(places).expand(query.shape[0], -1)
+    build: Callable[..., Tensor] = module.indexer.build_block_mask
+    return build(block_indices, written_out(mask), keys, query.dtype, query.device, places)
+
+
+def _with_chosen(indices: Tensor, mask: Tensor | None, key: Tensor) -> Tensor:
+    """Of the visible keys only those at `indices` (batch, query, chosen)."""
+    shape = (*indices.shape[:2], key.shape[2])
+    chosen = torch.zeros(shape, dtype=torch.bool, device=key.device)
+    chosen = chosen.scatter(-1, indices.long(), True).unsqueeze(1)
+    visible, bias = split_mask(written_out(mask), None)
+    if bias is not None:
+        return bias.masked_fill(~chosen, -math.inf)
+    return chosen if visible is None else visible & chosen
+
+
 def _check_options(module: nn.Module, options: dict[str, Any]) -> None:
-    """Refuse what would change attention and cannot be honoured."""
+    """Refuse what would change attention and cannot be honoured: what is known to, and what the
+    model's own attention function reads. Everything else is on its way to somebody else."""
     for name, argument in options.items():
         if argument is None or name in _PASSENGERS:
             continue
-        reason = _REFUSED.get(name, "is unknown here, and may change attention")
+        reason = _REFUSED.get(name)
+        if reason is None and name in _read_by_eager(type(module).forward):
+            reason = "changes the attention of this model"
+        if reason is not None:
+            raise Unsupported(
+                f"{type(module).__name__} passes {name}, which fenchel's attention does not take: "
+                f"it {reason}. Keep this model on attn_implementation='eager'"
+            )
+
+
+@cache
+def _read_by_eager(forward: Any) -> frozenset[str]:
+    """Arguments that the model's own attention function names."""
+    scope = getattr(inspect.unwrap(forward), "__globals__", {})
+    eager = scope.get("eager_attention_forward")
+    return frozenset(inspect.signature(eager).parameters) if eager else frozenset()
+
+
+def is_causal_call(causal: bool, mask: Tensor | None) -> bool:
+    """Whether the first query sees one key."""
+    prior = mask.prior if isinstance(mask, StructuredMask) else None
+    numbers = None if prior is None else prior.structure(1, 1, 0, torch.device("cpu"))
+    return causal or (numbers is not None and numbers.highest == 0)
+
+
+def check_budget(regularizer: Regularizer | nn.Module) -> None:
+    """A budget is spent on as many keys at least, and the first tokens of a text see fewer."""
+    k = regularizer.k if isinstance(regularizer, Budget) else 1
+    if isinstance(k, float | int) and k > 1:
         raise ValueError(
-            f"{type(module).__name__} passes {name}, which fenchel's attention does not take: it "
-            f"{reason}. Keep this model on attn_implementation='eager'"
+            f"Budget({k:g}) needs as many keys for every query, and the first tokens of a causal "
+            "attention see fewer; choose another regulariser"
         )
 
 

@@ -15,6 +15,7 @@ from fenchel.nn.lipschitz import (
 )
 from fenchel.nn.modes import Modes, ModeSelection
 from fenchel.nn.multihead import MultiheadAttention
+from fenchel.nn.optimization import parameter_groups
 from fenchel.nn.preference_attention import HeadForm, PreferenceAttention
 from fenchel.nn.preferences import (
     ContentPreference,
@@ -53,4 +54,5 @@ __all__ = [
     "UniformPreference",
     "UniversalTransformer",
     "convert",
+    "parameter_groups",
 ]

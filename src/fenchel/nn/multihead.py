@@ -10,15 +10,14 @@ from torch.nn import Linear, Module, Parameter
 from torch.nn import functional as F
 from torch.nn.init import xavier_normal_, xavier_uniform_, zeros_
 
-from fenchel._attention import attention
-from fenchel._numerics import check_tensor, check_whole, compute_dtype, full_precision
-from fenchel._solve import solve
+from fenchel._attention.call import Options
+from fenchel._attention.front import attention, attention_with_weights
+from fenchel._numerics import check_tensor, check_whole
 from fenchel.nn.heads import join_heads, split_heads
 from fenchel.nn.masks import lay_out_attn_mask, lay_out_padding, merge_masks
 from fenchel.nn.regularizer import as_module
 from fenchel.regularizers.contract import Regularizer
 from fenchel.regularizers.shannon import Shannon
-from fenchel.scores import scaled_dot
 
 _SHANNON = Shannon()
 
@@ -125,11 +124,12 @@ class MultiheadAttention(Module):
         _check_promise(is_causal, attn_mask)
         causal = is_causal and padding is None and not extra and not need_weights
         merged = None if causal else merge_masks(mask, padding, q, extra)
+        omega, p = self.regularizer(), self._dropout_now
         if need_weights:
-            heads, weights = self._attend_densely(q, k, v, merged)
+            options = Options(attn_mask=merged, dropout_p=p)
+            heads, weights = attention_with_weights(q, k, v, omega, options)
             weights = weights.mean(1) if average_attn_weights else weights
             return self._leave(heads, batched), weights if batched else weights.squeeze(0)
-        omega, p = self.regularizer(), self._dropout_now
         heads = attention(q, k, v, omega, attn_mask=merged, is_causal=causal, dropout_p=p)
         return self._leave(heads, batched), None
 
@@ -214,21 +214,6 @@ class MultiheadAttention(Module):
         """token: (1, 1, embed_dim) -> one more token in every (batch, head, token, head_dim)."""
         by_head = token.to(x.dtype).reshape(1, self.num_heads, 1, self.head_dim)
         return torch.cat([x, by_head.expand(x.shape[0], -1, -1, -1)], 2)
-
-    def _attend_densely(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """(batch, head, query, head_dim) and the weights (batch, head, query, key) that gave it."""
-        dtype = compute_dtype(query.dtype)
-        with full_precision(query):
-            scores = scaled_dot(query.to(dtype), key.to(dtype))
-            base = mask if mask is not None and mask.dtype == torch.bool else None
-            if mask is not None and base is None:
-                scores = scores + mask.to(dtype)
-            weights = solve(scores, self.regularizer(), base=base).weights
-            weights = F.dropout(weights, self._dropout_now)
-            heads = weights @ value.to(dtype)
-        return heads.to(query.dtype), weights.to(query.dtype)
 
 
 def _check_sizes(widths: tuple[int, int, int], num_heads: int, dropout: float) -> None:

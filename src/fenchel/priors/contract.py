@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_whole
+from fenchel._numerics import check_whole, has
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,3 +245,40 @@ class Structured(Prior):
     ) -> Structure | None:
         same = (queries, keys, offset) == (self.numbers.queries, self.numbers.keys, 0)
         return self.numbers if same else None
+
+
+# ---- numbers of positions
+
+
+def distance(rows: Tensor, columns: Tensor) -> Tensor:
+    """key position minus query position, (rows, columns)."""
+    return columns[None, :] - rows[:, None]
+
+
+def diagonals(queries: int, keys: int, offset: int, device: torch.device) -> Tensor:
+    """key position minus query position of every diagonal, (queries + keys - 1,)."""
+    count = max(0, queries + keys - 1)
+    return torch.arange(count, device=device) + (1 - queries - offset)
+
+
+def extents(ids: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """First and last + 1 token of each token's document; whether its tokens stand together."""
+    flat = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1]).to(torch.int64)
+    count = flat.shape[-1]
+    _, names = flat.unique(return_inverse=True)
+    kinds = int(names.max()) + 1 if names.numel() else 0
+    names = names + kinds * torch.arange(len(flat), device=ids.device).unsqueeze(-1)
+    place = torch.arange(count, device=ids.device).expand_as(flat)
+    size = len(flat) * kinds
+    start = names.new_full((size,), count).scatter_reduce(
+        0, names.flatten(), place.flatten(), "amin"
+    )
+    stop = names.new_zeros(size).scatter_reduce(0, names.flatten(), place.flatten() + 1, "amax")
+    members = names.flatten().bincount(minlength=size)
+    together = not has((members > 0) & (stop - start != members))
+    return start[names].reshape(ids.shape), stop[names].reshape(ids.shape), together
+
+
+def for_every_row(numbers: Tensor, queries: int) -> Tensor:
+    """The same for every query."""
+    return numbers.unsqueeze(-1).expand(*numbers.shape, queries)

@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 
 from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has, readable
-from fenchel.priors.contract import Prior, Structure
+from fenchel.priors.contract import (
+    Prior,
+    Structure,
+    diagonals,
+    distance,
+    extents,
+    for_every_row,
+)
 
 
 def _mask(keep: Tensor) -> Tensor:
     return torch.zeros((), device=keep.device).masked_fill(~keep, -math.inf)
-
-
-def _distance(rows: Tensor, columns: Tensor) -> Tensor:
-    """key position minus query position, (rows, columns)."""
-    return columns[None, :] - rows[:, None]
-
-
-def _positions(queries: int, keys: int, offset: int, device: torch.device) -> Tensor:
-    """key position minus query position of every diagonal, (queries + keys - 1,)."""
-    count = max(0, queries + keys - 1)
-    return torch.arange(count, device=device) + (1 - queries - offset)
 
 
 def _check_axes(of_key: Tensor, name: str, shape: torch.Size) -> None:
@@ -54,7 +50,7 @@ class Causal(Prior):
         return True
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return _mask(_distance(rows, columns) <= (self.offset or 0))
+        return _mask(distance(rows, columns) <= (self.offset or 0))
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
@@ -87,8 +83,8 @@ class SlidingWindow(Prior):
         return self.width if self.right is None else self.right
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        distance = _distance(rows, columns)
-        return _mask((distance >= -self.width) & (distance <= self._ahead))
+        ahead = distance(rows, columns)
+        return _mask((ahead >= -self.width) & (ahead <= self._ahead))
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
@@ -148,7 +144,7 @@ class Documents(Prior):
     ) -> Structure | None:
         if not readable(self.ids):
             return None
-        start, stop, together = _extent(self.ids)
+        start, stop, together = extents(self.ids)
         if not together:
             return None
         rows = torch.arange(offset, offset + queries, device=device)
@@ -156,62 +152,68 @@ class Documents(Prior):
         return Structure(queries, keys, start=start[..., rows], stop=stop[..., rows])
 
 
-def _extent(ids: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """First and last + 1 token of each token's document; whether its tokens stand together."""
-    flat = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1]).to(torch.int64)
-    count = flat.shape[-1]
-    _, names = flat.unique(return_inverse=True)
-    kinds = int(names.max()) + 1 if names.numel() else 0
-    names = names + kinds * torch.arange(len(flat), device=ids.device).unsqueeze(-1)
-    place = torch.arange(count, device=ids.device).expand_as(flat)
-    size = len(flat) * kinds
-    start = names.new_full((size,), count).scatter_reduce(
-        0, names.flatten(), place.flatten(), "amin"
-    )
-    stop = names.new_zeros(size).scatter_reduce(0, names.flatten(), place.flatten() + 1, "amax")
-    members = names.flatten().bincount(minlength=size)
-    together = not has((members > 0) & (stop - start != members))
-    return start[names].reshape(ids.shape), stop[names].reshape(ids.shape), together
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeyPadding(Prior):
-    """Only the first `lengths` keys are real.
+    """Only some keys are real: the first `real` ones, or those that `real` marks.
 
-    `lengths` has the leading axes of the scores, without query and key: for scores
-    (batch, head, query, key) pass `lengths[:, None]`, shape (batch, 1).
+    >>> KeyPadding(lengths[:, None])             # for scores (batch, head, query, key)
+    >>> KeyPadding(attention_mask.bool()[:, None])
+
+    real: whole numbers with the leading axes of the scores, without query and key; or bool, with
+        the keys as one axis more. Real keys that stand together are fast.
     """
 
-    lengths: Tensor
+    real: Tensor
 
     def __post_init__(self) -> None:
-        check_tensor(self.lengths, "lengths")
-        if self.lengths.is_floating_point() or self.lengths.dtype == torch.bool:
+        check_tensor(self.real, "real")
+        if self.real.is_floating_point() or (self._marks and self.real.ndim == 0):
             raise TypeError(
-                f"lengths must be integers, got {self.lengths.dtype}; "
-                "for a mask of real keys pass it as base= directly (True = attend)"
+                f"real must be lengths, or bool with one entry per key, got {self.real.dtype} of "
+                f"shape {tuple(self.real.shape)}"
             )
 
     @property
     def is_mask(self) -> bool:
         return True
 
+    @property
+    def _marks(self) -> bool:
+        return self.real.dtype == torch.bool
+
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        keep = columns < self.lengths[..., None, None]  # (..., 1, columns)
+        if self._marks:
+            keep = self.real[..., None, columns]
+        else:
+            keep = columns < self.real[..., None, None]  # (..., 1, columns)
         return _mask(keep.expand(*keep.shape[:-2], len(rows), -1))
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
     ) -> Structure | None:
-        lengths = self.lengths.to(device=device, dtype=torch.int64)
-        return Structure(queries, keys, stop=lengths.unsqueeze(-1).expand(*lengths.shape, queries))
+        real = self.real.to(device)
+        if not self._marks:
+            return Structure(queries, keys, stop=for_every_row(real.to(torch.int64), queries))
+        first, count = real.to(torch.int8).argmax(-1), real.sum(-1)
+        last = keys - real.flip(-1).to(torch.int8).argmax(-1)
+        if not readable(real) or has((count > 0) & (last - first != count)):
+            return Structure(queries, keys, of_key=_mask(real))
+        stop = torch.where(count > 0, last, 0)
+        return Structure(
+            queries, keys, start=for_every_row(first, queries), stop=for_every_row(stop, queries)
+        )
 
     def check(self, shape: torch.Size) -> None:
-        if self.lengths.ndim not in (0, len(shape) - 2):  # as in _check_axes
+        if self._marks and self.real.shape[-1] != shape[-1]:
             raise ValueError(
-                f"lengths of shape {tuple(self.lengths.shape)} must have one axis for each leading "
+                f"KeyPadding marks {self.real.shape[-1]} keys, the scores have {shape[-1]}"
+            )
+        axes = self.real.ndim - self._marks
+        if axes not in (0, len(shape) - 2):  # as in _check_axes
+            raise ValueError(
+                f"real of shape {tuple(self.real.shape)} must have one axis for each leading "
                 f"axis of the scores {tuple(shape)}, without query and key; for (batch, head, "
-                "query, key) pass lengths[:, None]"
+                "query, key) pass lengths[:, None] or mask[:, None]"
             )
 
 
@@ -254,12 +256,12 @@ class ALiBi(Prior):
         return torch.tensor(alibi_slopes(self.heads), dtype=exact, device=device)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return -self._slopes(rows.device)[:, None, None] * _distance(rows, columns).abs()
+        return -self._slopes(rows.device)[:, None, None] * distance(rows, columns).abs()
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
     ) -> Structure | None:
-        distance = _positions(queries, keys, offset, device).abs()
+        distance = diagonals(queries, keys, offset, device).abs()
         return Structure(queries, keys, relative=-self._slopes(device)[:, None] * distance)
 
 
@@ -301,12 +303,12 @@ class RelativeBuckets(Prior):
         _check_heads(self, self.table.shape[1], shape)
 
     def log_mass(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return self.table[self.buckets(_distance(rows, columns))].movedim(-1, 0)
+        return self.table[self.buckets(distance(rows, columns))].movedim(-1, 0)
 
     def structure(
         self, queries: int, keys: int, offset: int, device: torch.device
     ) -> Structure | None:
-        buckets = self.buckets(_positions(queries, keys, offset, device))
+        buckets = self.buckets(diagonals(queries, keys, offset, device))
         return Structure(queries, keys, relative=self.table[buckets].mT)
 
     def buckets(self, distance: Tensor) -> Tensor:

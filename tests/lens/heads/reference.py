@@ -393,7 +393,7 @@ class Reference:
                 with torch.no_grad():
                     alone = project(torch.cat([*before[:head], after[head], *before[head + 1 :]]))
                 here = total[head]
-                here["support"].append(kept)
+                here["support_size"].append(kept)
                 here["kept"].append(kept / len(rows[head]))
                 here["change"].append(float(moved / length))
                 here["squares"].append(float(moved) ** 2)
@@ -403,7 +403,7 @@ class Reference:
                 here["layer"].append(float(layer_before.norm()) ** 2)
         return [
             {
-                **{name: mean(one[name]) for name in ("support", "kept", "change")},
+                **{name: mean(one[name]) for name in ("support_size", "kept", "change")},
                 "moved": math.sqrt(sum(one["squares"]) / sum(one["lengths"])),
                 "layer_moved": math.sqrt(sum(one["alone"]) / sum(one["layer"])),
                 "layer_all": math.sqrt(sum(one["all"]) / sum(one["layer"])),

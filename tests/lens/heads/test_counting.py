@@ -117,7 +117,7 @@ def test_what_if_by_bisection(name):
         counts = count_what_if(one, (2.0,), None).by_alpha["2"]
         _, values = one.call.repeat_groups()
         scores, output = one.call.scores(), one.call.weights() @ values
-        wanted = {"change": [0.0] * one.call.heads, "support": [0.0] * one.call.heads}
+        wanted = {"change": [0.0] * one.call.heads, "support_size": [0.0] * one.call.heads}
         for text, head, query, _ in rows(one):
             row = scores[text, head, query]
             low, high = float(row[row.isfinite()].max()) - 1, float(row[row.isfinite()].max())
@@ -130,9 +130,9 @@ def test_what_if_by_bisection(name):
             here = output[text, head, query]
             moved = float((p @ values[text, head] - here).norm() / here.norm())
             wanted["change"][head] += moved
-            wanted["support"][head] += float((p > 1e-12).sum())
+            wanted["support_size"][head] += float((p > 1e-12).sum())
         assert counts.change.tolist() == pytest.approx(wanted["change"], rel=1e-6)
-        assert counts.support.tolist() == wanted["support"]
+        assert counts.support_size.tolist() == wanted["support_size"]
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

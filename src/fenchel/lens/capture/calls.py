@@ -150,7 +150,7 @@ def watch(
     _check_softmax(model)
     _register()
     met: dict[str, tuple[Kind, int]] = {}
-    before = {id(config): config._attn_implementation for config in _configs(model)}
+    before = {id(config): config._attn_implementation for config in configs_of(model)}
     with evaluating(model), ExitStack() as undo, torch.set_grad_enabled(derivatives):
         undo.callback(_restore, model, before)
         model.set_attn_implementation(_NAME)
@@ -258,6 +258,12 @@ def _attend(
     """transformers' attention function under `_NAME`."""
     from fenchel.hf.translate import TranslatedAttention, means_causal, split_mask
 
+    for name in ("softcap", "s_aux"):
+        if others.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} passes {name}, which changes its scores; the lens looks "
+                "at scores that are products"
+            )
     visible, bias = split_mask(attention_mask, position_bias)
     causal = means_causal(module, is_causal, attention_mask, query)
     if causal:
@@ -278,7 +284,7 @@ def _attend(
 
 def _check_softmax(model: Any) -> None:
     """An audit is of softmax, and of what would change: a converted model is refused."""
-    for config in _configs(model):
+    for config in configs_of(model):
         name = str(config._attn_implementation or "")
         if name.startswith("fenchel:") and name not in (_NAME, "fenchel:softmax"):
             raise ValueError(
@@ -296,7 +302,7 @@ def _register() -> None:
         AttentionInterface.register(_NAME, _attend)
 
 
-def _configs(model: Any) -> list[Any]:
+def configs_of(model: Any) -> list[Any]:
     """Every configuration within, once."""
     configs = {id(one.config): one.config for one in model.modules() if _has_config(one)}
     return list(configs.values())
@@ -307,6 +313,6 @@ def _has_config(module: nn.Module) -> bool:
 
 
 def _restore(model: Any, before: dict[int, str]) -> None:
-    for config in _configs(model):
+    for config in configs_of(model):
         if id(config) in before:
             config._attn_implementation = before[id(config)]

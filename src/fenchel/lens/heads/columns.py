@@ -222,7 +222,7 @@ _ESTIMATION = (
     _preference.column(
         "preference_support", "support of the preference", "tokens",
         "Effective support of the preference that the position bias alone implies.",
-        lambda tally: tally.support / tally.queries,
+        lambda tally: tally.effective_support / tally.queries,
     ),
 )  # fmt: skip
 
@@ -331,9 +331,9 @@ def _what_if(alpha: str) -> tuple[Column, ...]:
             lambda tally: tally.by_alpha[alpha].kept / tally.queries,
         ),
         head.column(
-            f"support_{alpha}", f"{named}: support", "tokens",
+            f"support_size_{alpha}", f"{named}: support size", "tokens",
             f"Tokens that a query looks at under {named}.",
-            lambda tally: tally.by_alpha[alpha].support / tally.queries,
+            lambda tally: tally.by_alpha[alpha].support_size / tally.queries,
         ),
         head.column(
             f"change_{alpha}", f"{named}: head changes by", "",

@@ -170,7 +170,7 @@ def _count_switch(
     return SwitchTally(
         change=counted.total(size / length.clamp_min(1e-300)),
         square=counted.total(size.square()),
-        support=counted.total((weights > 0).double().sum(-1)),
+        support_size=counted.total((weights > 0).double().sum(-1)),
         kept=counted.total(counted.visible_share(weights)),
         layer_square=alone,
         layer_all=together,
@@ -238,7 +238,7 @@ def count_preference(counted: CountedCall) -> PreferenceTally | None:
     pairs = counted.mask & counted.counts.unsqueeze(-1)
     return PreferenceTally(
         queries=counted.queries(),
-        support=counted.total((-torch.xlogy(u, u).sum(-1)).exp()),
+        effective_support=counted.total((-torch.xlogy(u, u).sum(-1)).exp()),
         by_offset=sum_by_offset(where(pairs, bias, 0.0).sum(0)),
         pairs=sum_by_offset(pairs.double().sum(0)),
     )

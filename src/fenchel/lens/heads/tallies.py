@@ -48,12 +48,12 @@ class OffsetTally:
 @dataclass(frozen=True, eq=False)
 class SwitchTally:
     """The heads at one alpha. change: |y' - y| / |y|; square: |y' - y|^2; links kept, as a number
-    (support) and as a share. layer_square, layer_all: the square of the move of the layer's output,
-    this head switched alone or with all others; None where the layer's projection is not known."""
+    (support_size) and as a share. layer_square, layer_all: the square of the move of the layer's
+    output, this head switched alone or with all others; None where its projection is not known."""
 
     change: Tensor
     square: Tensor
-    support: Tensor
+    support_size: Tensor
     kept: Tensor
     layer_square: Tensor | None = None
     layer_all: Tensor | None = None
@@ -91,11 +91,11 @@ class DeviationTally:
 
 @dataclass(frozen=True, eq=False)
 class PreferenceTally:
-    """Of u ~ exp(bias). support: exp of its entropy. by_offset: the bias over pairs at
+    """Of u ~ exp(bias). effective_support: exp of its entropy. by_offset: the bias over pairs at
     key - query, and how many pairs there were."""
 
     queries: Tensor
-    support: Tensor
+    effective_support: Tensor
     by_offset: Tensor
     pairs: Tensor
 

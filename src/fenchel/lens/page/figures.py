@@ -229,7 +229,7 @@ def _preference(tables: Mapping[int, OffsetPreference], kind: str) -> Figure:
 
 # ---- what if
 
-_KEPT, _MOVED = ("kept", "support"), ("moved", "change")
+_KEPT, _MOVED = ("kept", "support_size"), ("moved", "change")
 
 
 def what_if_pairs(document: Document) -> list[tuple[str, str, str]]:

@@ -1,0 +1,95 @@
+"""Where transformers decides about a name: ours are found, and nothing stays behind in silence.
+
+transformers takes any registered name for any model, also for one that never asks. Three of its
+methods are wrapped once, when `fenchel.hf` is imported; other names pass through untouched.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from torch import nn
+
+from fenchel.hf import in_place
+from fenchel.hf.convert import modules_that_ask
+from fenchel.hf.held import CONFIG_ATTRIBUTE, REGULARIZER_ATTRIBUTE, drop, rebuild
+from fenchel.hf.library import PreTrainedModel
+from fenchel.hf.names import PER_MODULE, PREFIX
+from fenchel.hf.registry import resolve_name
+
+
+def install() -> None:
+    """Once; again it does nothing."""
+    for name, wrap in _WRAPPED.items():
+        method = getattr(PreTrainedModel, name)
+        if not hasattr(method, "_fenchel_wraps"):
+            wrapped: Any = wraps(method)(wrap(method))
+            wrapped._fenchel_wraps = True
+            setattr(PreTrainedModel, name, wrapped)
+
+
+def _name_of(model: Any) -> str:
+    return str(getattr(model.config, "_attn_implementation", None) or "")
+
+
+def _resolving(method: Any) -> Any:
+    """`get_correct_attn_implementation`: a name that says its numbers needs no registering."""
+
+    def choose(self: Any, requested_attention: str | None, *args: Any, **options: Any) -> Any:
+        if isinstance(requested_attention, str):
+            resolve_name(requested_attention)
+        return method(self, requested_attention, *args, **options)
+
+    return choose
+
+
+def _checking(method: Any) -> Any:
+    """`set_attn_implementation`: what would stay on softmax is refused; another name leads back."""
+
+    def switch(self: Any, attn_implementation: Any, *args: Any, **options: Any) -> Any:
+        name = attn_implementation
+        if isinstance(name, str) and name.startswith(PREFIX):
+            resolve_name(name)
+            if name != PER_MODULE:
+                modules_that_ask(self)
+        result = method(self, attn_implementation, *args, **options)
+        if isinstance(name, str) and not name.startswith(PREFIX):
+            lead_back(self)
+        return result
+
+    return switch
+
+
+def lead_back(model: nn.Module) -> None:
+    """Attentions hold nothing any more, and run the forward that they had."""
+    drop(model)
+    for module in model.modules():
+        in_place.restore(module)
+        config = vars(module).get("config")
+        if config is not None:
+            vars(config).pop(CONFIG_ATTRIBUTE, None)
+
+
+def _finishing(method: Any) -> Any:
+    """`post_init`, the end of every model's constructor: the same check, and what a saved
+    configuration says that attentions hold."""
+
+    def finish(self: Any, *args: Any, **options: Any) -> Any:
+        result = method(self, *args, **options)
+        if _name_of(self).startswith(PREFIX):
+            attentions = modules_that_ask(self)
+            saved = getattr(self.config, CONFIG_ATTRIBUTE, None)
+            held = (hasattr(module, REGULARIZER_ATTRIBUTE) for module in attentions.values())
+            if attentions and saved and _name_of(self) == PER_MODULE and not any(held):
+                rebuild(saved, attentions)
+        return result
+
+    return finish
+
+
+_WRAPPED = {
+    "get_correct_attn_implementation": _resolving,
+    "set_attn_implementation": _checking,
+    "post_init": _finishing,
+}

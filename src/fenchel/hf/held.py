@@ -1,0 +1,113 @@
+"""What a converted attention carries: its regulariser, where it has one of its own, and a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fenchel.hf.library import AttentionInterface
+from fenchel.hf.names import PER_MODULE, derived_name, regularizer_by_name
+from fenchel.hf.recipe import FORMAT, match_paths, regularizer_of
+from fenchel.nn.regularizer import HeldRegularizer, LearnedTsallis, as_module
+from fenchel.regularizers.tsallis import Tsallis
+
+REGULARIZER_ATTRIBUTE = "fenchel_regularizer"  # a submodule of the attention
+CONFIG_ATTRIBUTE = "fenchel_attention"  # of a configuration: how to make what attentions hold
+_MARK = "_fenchel_mark"
+
+
+class Mark:
+    """Says that a module was converted, and to which name. Whoever unpickles it, in whatever
+    process, has that name registered."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getstate__(self) -> dict[str, Any]:
+        bound = getattr(AttentionInterface().get(self.name), "regularizer", None)
+        return {"name": self.name, "bound": bound}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from fenchel.hf.registry import register
+
+        self.name = state["name"]
+        if state["bound"] is not None and self.name not in AttentionInterface():
+            register(self.name, state["bound"])
+
+
+def is_marked(module: nn.Module) -> bool:
+    """Whether the module was converted."""
+    return _MARK in vars(module)
+
+
+def hold(module: nn.Module, regularizer: nn.Module | None, name: str) -> None:
+    """Beside the parameters of the attention; None: whatever it held is dropped."""
+    module.__dict__[_MARK] = Mark(name)
+    module._modules.pop(REGULARIZER_ATTRIBUTE, None)
+    if regularizer is not None:
+        if all(x.device.type != "meta" for x in regularizer.parameters()):  # else weights follow
+            regularizer.to(_device(module))
+        regularizer._non_persistent_buffers_set.clear()  # saved with the weights, and loaded
+        module.add_module(REGULARIZER_ATTRIBUTE, regularizer)
+
+
+def _device(module: nn.Module) -> torch.device:
+    """Where the module computes. Offloaded weights are nowhere until they are used."""
+    hook = getattr(module, "_hf_hook", None)
+    chosen = getattr(hook, "execution_device", None)
+    places = (x.device for x in module.parameters() if x.device.type != "meta")
+    return torch.device(chosen) if chosen is not None else next(places, torch.device("cpu"))
+
+
+def drop(model: nn.Module) -> None:
+    """Everything that attentions hold."""
+    for module in model.modules():
+        module._modules.pop(REGULARIZER_ATTRIBUTE, None)
+        module.__dict__.pop(_MARK, None)
+
+
+def describe(regularizers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
+    """For a configuration file; None where a module cannot be made again from numbers."""
+    entries = {path: _entry(module) for path, module in regularizers.items()}
+    return None if None in entries.values() else {"format": FORMAT, "attentions": entries}
+
+
+def _entry(module: nn.Module) -> dict[str, Any] | None:
+    if type(module) is LearnedTsallis:
+        return {"learned": {"heads": module.raw.shape[0], "upper": module.upper}}
+    omega = module() if type(module) is HeldRegularizer else None
+    if omega is None or any(True for _ in module.parameters()):
+        return None
+    if not any(True for _ in module.buffers()):
+        return {"name": derived_name(omega)}
+    alpha = getattr(omega, "alpha", None)
+    simple = type(omega) is Tsallis and isinstance(omega.temperature, float | int)
+    if not simple or not isinstance(alpha, Tensor) or alpha.shape[1:] != (1,):
+        return None
+    return {"alphas": alpha.flatten().tolist(), "temperature": float(omega.temperature)}
+
+
+def rebuild(description: Mapping[str, Any], attentions: Mapping[str, nn.Module]) -> None:
+    """Give attentions what a configuration says; the state dict brings the numbers that train."""
+    if description.get("format") != FORMAT:
+        raise ValueError(
+            f"the configuration's {CONFIG_ATTRIBUTE} is of another format than {FORMAT!r}"
+        )
+    entries = description["attentions"]
+    names = match_paths(list(entries), list(attentions))
+    for path, entry in entries.items():
+        module = attentions[names[path]]
+        hold(module, _from_entry(entry, names[path], module), PER_MODULE)
+
+
+def _from_entry(entry: Mapping[str, Any], path: str, attention: nn.Module) -> nn.Module:
+    if "learned" in entry:
+        upper = entry["learned"]["upper"]
+        return LearnedTsallis(entry["learned"]["heads"], (1 + upper) / 2, upper)
+    if "name" in entry:
+        return as_module(regularizer_by_name(entry["name"]))
+    temperature = entry["temperature"]
+    return as_module(regularizer_of(entry["alphas"], path, attention, temperature=temperature))
