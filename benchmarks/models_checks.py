@@ -74,7 +74,7 @@ def _check(model: Any, inputs: dict[str, Any], tell: Tell) -> Outcome:
     watch = Watch(softmax)
     expected = _attempt(NOT_RUN, own, lambda: run(copy.deepcopy(model), inputs, watch))
     if not watch.seen:
-        raise Stopped(NOT_RUN, "no attention ran")
+        raise Stopped(NOT_RUN, "no attention was seen")
     _refuse_nothing(expected)
     sparse, note = _reference(model, inputs, expected)
     tell("fenchel")

@@ -60,6 +60,7 @@ class Watch(TorchFunctionMode):
         self.everywhere = everywhere
         self.seen = 0  # attentions that torch computed
         self.ours = 0  # calls from inside fenchel
+        self._inside = False  # a function of torch that attends
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -77,7 +78,7 @@ class Watch(TorchFunctionMode):
                 return _attend(self.weigh, *args, **options)
             if self.weigh is not None:
                 return _attend_as_torch(*args, **options)
-        elif func in _SOFTMAX and _over_keys(args, options) and any(map(_attends, frames)):
+        elif func in _SOFTMAX and _over_keys(args, options) and self._by_attention(frames):
             self.seen += 1
             if self.weigh is not None:
                 return self.weigh(args[0] if args else options["input"])
@@ -85,17 +86,25 @@ class Watch(TorchFunctionMode):
 
     def _look_inside(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The function would hand itself to this mode again."""
-        with self, mock.patch.object(F, "has_torch_function", return_value=False):
-            return _TORCHS(*args, **options)
+        self._inside = True
+        try:
+            with self, mock.patch.object(F, "has_torch_function", return_value=False):
+                return _TORCHS(*args, **options)
+        finally:
+            self._inside = False
+
+    def _by_attention(self, frames: list[FrameType]) -> bool:
+        return self._inside or any(map(_attends, frames))
 
 
 def _callers() -> list[FrameType]:
-    """Outside torch, the innermost first, up to where torch calls a module."""
+    """Outside torch, the innermost first, up to where torch calls a module; a module that is a
+    softmax belongs to the one around it."""
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and len(frames) < 3:
         if _package(frame) == "torch":
-            if frames:
+            if frames and "softmax" not in _owner(frames[-1]).lower():
                 break
         else:
             frames.append(frame)
@@ -109,8 +118,11 @@ def _package(frame: FrameType) -> str:
 
 def _attends(frame: FrameType) -> bool:
     """By the name of the function, or of the class that it belongs to."""
-    owner = type(frame.f_locals.get("self")).__name__
-    return bool(_ATTENDS.search(frame.f_code.co_name) or _ATTENDS.search(owner))
+    return bool(_ATTENDS.search(frame.f_code.co_name) or _ATTENDS.search(_owner(frame)))
+
+
+def _owner(frame: FrameType) -> str:
+    return type(frame.f_locals.get("self")).__name__
 
 
 def _over_keys(args: tuple[Any, ...], options: dict[str, Any]) -> bool:

@@ -198,12 +198,15 @@ def test_reasons_are_told_once() -> None:
     entry = {
         "AModel": {"status": models.REFUSED, "why": "AModel is odd"},
         "AForMaskedLM": {"status": models.REFUSED, "why": "AForMaskedLM is odd"},
-        "AEncoder": {"status": models.NOT_RUN, "why": "no attention ran"},
+        "AEncoder": {"status": models.NOT_RUN, "why": "no attention was seen"},
         "ADecoder": {"status": models.NOT_RUN, "why": "too old"},
     }
     assert models.status_of(entry) == models.REFUSED
     (row,) = models.listings({"transformers": "5", "families": {"a": entry}})[1].rows
-    assert row[3] == "2 refused: the model is odd; 2 not run: no attention ran (and 1 more reasons)"
+    assert (
+        row[3]
+        == "2 refused: the model is odd; 2 not run: no attention was seen (and 1 more reasons)"
+    )
 
 
 # ---- the command

@@ -128,7 +128,11 @@ def test_keys_that_an_indexer_chose():
     chosen = torch.tensor([[0, 1], [1, 2], [0, 2], [3, 1], [4, 0]]).expand(2, 5, 2)
     mask = torch.zeros(2, 1, 5, 5, dtype=torch.bool).scatter(-1, chosen[:, None], True)
     past = torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5)
-    for given in (None, past, torch.where(past, 0.0, torch.finfo(q.dtype).min).to(q.dtype)):
+    for given in (
+        None,
+        past,
+        torch.zeros(past.shape, dtype=q.dtype).masked_fill(~past, torch.finfo(q.dtype).min),
+    ):
         actual, _ = OURS(Module(False), q, k, v, given, indices=chosen)
         both = mask if given is None else mask & past
         assert torch.equal(actual, OURS(Module(False), q, k, v, both)[0])
