@@ -142,6 +142,107 @@ def each(cases=CASES, slow=True):
 # ---- lengths that change
 
 
+class Dynamic(NamedTuple):
+    """A function of tensors whose length, on one axis of each, is any number from two."""
+
+    function: Callable
+    operands: Callable  # (length) -> tuple of operands
+    axes: tuple  # of each operand, which has the length
+    quick: bool = False
+    random: bool = False  # its output is never the same twice
+
+
+def row(length):
+    return (leaf(3, length),)
+
+
+def row_and_masses(length):
+    return leaf(3, length), masses(3, length)
+
+
+def tokens(length):
+    return tuple(leaf(2, 3, length, 8, seed=seed) for seed in range(3))
+
+
+def tokens_and_mask(length):
+    mask = normal(length, length, seed=3) > 0
+    return *tokens(length), mask | torch.eye(length, dtype=torch.bool)
+
+
+def a_map(name, operands=row, quick=False):
+    return Dynamic(MAPS[name].function, operands, (1,) * len(operands(2)), quick)
+
+
+def attends(make=lambda: fl.Tsallis(1.5), quick=False, **options):
+    """Options that are functions are made from the query."""
+
+    def function(q, k, v):
+        made = {name: x(q) if callable(x) else x for name, x in options.items()}
+        return fl.attention(q, k, v, make(), **made)
+
+    return Dynamic(function, tokens, (2, 2, 2), quick, random="dropout_p" in options)
+
+
+def attends_with_mask(make, quick=False):
+    return Dynamic(
+        lambda q, k, v, m: fl.attention(q, k, v, make(), attn_mask=m),
+        tokens_and_mask,
+        (2, 2, 2, (0, 1)),
+        quick,
+    )
+
+
+def token_scale(query):
+    return query.shape[-2] ** -0.5
+
+
+DYNAMIC = {
+    "softmax": a_map("softmax"),
+    "softmax, base": a_map("softmax, base", row_and_masses),
+    "softmax, temperature": a_map("softmax, temperature"),
+    "sparsemax": a_map("sparsemax"),
+    "sparsemax, base": a_map("sparsemax, base", row_and_masses),
+    "entmax": a_map("entmax", quick=True),
+    "entmax 1.2": a_map("entmax 1.2"),
+    "entmax 3": a_map("entmax 3"),
+    "norm": a_map("norm"),
+    "budget": a_map("budget"),
+    "fused": a_map("fused"),
+    "loss": Dynamic(
+        lambda s: fl.fenchel_young_loss(s, s.detach().softmax(-1), fl.Tsallis(1.5)), row, (1,)
+    ),
+    "attention: softmax": attends(fl.Shannon, quick=True),
+    "attention: softmax, causal": attends(fl.Shannon, is_causal=True),
+    "attention: softmax, mask": attends_with_mask(fl.Shannon),
+    "attention: softmax, window": attends(fl.Shannon, base=fl.priors.SlidingWindow(3)),
+    "attention: softmax, ALiBi": attends(fl.Shannon, attn_mask=fl.priors.ALiBi(3)),
+    "attention: softmax, softcap": attends(fl.Shannon, softcap=5.0),
+    "attention: softmax, scale of the length": attends(fl.Shannon, scale=token_scale),
+    "attention: entmax": attends(),
+    "attention: entmax, causal": attends(is_causal=True, quick=True),
+    "attention: entmax, mask": attends_with_mask(lambda: fl.Tsallis(1.5)),
+    "attention: entmax, window": attends(base=fl.priors.SlidingWindow(3)),
+    "attention: entmax, ALiBi": attends(attn_mask=fl.priors.ALiBi(3)),
+    "attention: entmax, softcap": attends(softcap=5.0),
+    "attention: entmax, scale of the length": attends(scale=token_scale, quick=True),
+    "attention: entmax, dropout": attends(dropout_p=0.5),
+    "attention: norm": attends(lambda: fl.Norm(2.0)),
+}
+
+
+def assert_as_eager(traced, case, length, gradients=True):
+    """Output and gradients of what a tracer made, at this length."""
+    operands = case.operands(length)
+    actual, expected = traced(*operands), case.function(*operands)
+    assert actual.shape == expected.shape
+    if case.random:
+        return
+    assert_same(actual, expected)
+    if gradients:
+        followed = [x for x in operands if x.requires_grad]
+        assert_same_gradients([actual], [expected], followed)
+
+
 def assert_same(actual, expected, tolerance=1e-9):
     """Outputs, alone or several."""
     if isinstance(actual, tuple | list):

@@ -73,6 +73,10 @@ def is_running() -> bool:
     return _RUNNING.get() is not None
 
 
+# Torch compiles nothing inside a trial, because a dispatch mode (`_Numbers`) is active there.
+is_running._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def record(module: nn.Module, *, causal: bool) -> None:
     """This module asked transformers for its attention function."""
     trial = _RUNNING.get()
