@@ -118,6 +118,17 @@ def check_tensor(value: object, name: str) -> None:
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; use torch.tensor")
 
 
+def check_local(tensor: Tensor, name: str) -> None:
+    """Refuse a tensor whose parts lie with several processes."""
+    if type(tensor).__name__ == "DTensor":  # its class is dear to import
+        raise NotImplementedError(
+            f"{name} is a DTensor, which fenchel does not compute with; rows are independent, so "
+            "let each process compute its part: wrap the function in "
+            "torch.distributed.tensor.experimental.local_map, or pass "
+            f"{name}.to_local(), or {name}.full_tensor()"
+        )
+
+
 class NonFiniteError(ValueError):
     """A tensor holds NaN or infinity where numbers are needed: so ends a training that diverges."""
 

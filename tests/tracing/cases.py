@@ -143,11 +143,11 @@ def each(cases=CASES, slow=True):
 
 
 class Dynamic(NamedTuple):
-    """A function of tensors whose length, on one axis of each, is any number from two."""
+    """A function of tensors whose length, on some axes of each, is any number from two."""
 
     function: Callable
     operands: Callable  # (length) -> tuple of operands
-    axes: tuple  # of each operand, which has the length
+    axes: tuple  # those of each operand that have the length
     quick: bool = False
     random: bool = False  # its output is never the same twice
 

@@ -1,5 +1,7 @@
-"""Converted Hugging Face models for tracers: one whose function is exchanged by transformers, others
-whose own softmax is exchanged in place."""
+"""Converted Hugging Face models for tracers.
+
+Llama asks transformers for its attention; the others take a softmax that is exchanged in place.
+"""
 
 import torch
 from torch import nn
