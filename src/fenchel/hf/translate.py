@@ -163,7 +163,7 @@ class _Call(NamedTuple):
             is_causal=self.causal,
             scale=self.scaling,
             dropout_p=dropout,
-            enable_gqa=self.key.shape[1] != self.query.shape[1],
+            enable_gqa=bool(self.key.shape[1] != self.query.shape[1]),  # a tracer has a tensor
             softcap=self.softcap,
         )
 
