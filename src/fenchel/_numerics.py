@@ -47,7 +47,14 @@ def traced() -> bool:
 
 def exported_to_onnx() -> bool:
     """Only torch's own operators have a meaning there."""
-    return (torch.compiler.is_compiling() or traced()) and torch.onnx.is_in_onnx_export()
+    return (torch.compiler.is_compiling() or traced()) and _onnx_is_written()
+
+
+def _onnx_is_written() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
+_onnx_is_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # read, not traced
 
 
 def is_symbolic(number: object) -> bool:

@@ -10,11 +10,8 @@ from tests.tracing.test_tracers import Module, plain, shapes
 
 COVERS = "what torch.onnx.export writes"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of packages not ours
-NAMES = [
-    "sparsemax",
-    "entmax 3",
-    "norm",
-    "budget",
+MAPS = ["sparsemax", "entmax 3", "norm", "budget"]
+ATTENTIONS = [
     "attention: softmax, window",
     "attention: entmax",
     "attention: entmax, causal",
@@ -39,8 +36,8 @@ def run(session, operands):
     return torch.tensor(session.run(None, feed)[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_exported_to_onnx(name):
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map(name):
     case = plain(DYNAMIC[name])
     exported = session(Module(case.function), case.operands(5), shapes(case))
     for length in (5, 9):
@@ -48,14 +45,29 @@ def test_exported_to_onnx(name):
         assert_same(run(exported, operands), case.function(*operands))
 
 
+# Torch's exporter rounds numbers such as a scale to float32; so the rest is compared there, in
+# torch's tolerances.
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention(name):
+    case = plain(DYNAMIC[name])
+    first, *others = ([x.float() for x in case.operands(length)] for length in (5, 5, 9))
+    exported = session(Module(case.function), tuple(first), shapes(case))
+    for operands in others:
+        torch.testing.assert_close(run(exported, operands), case.function(*operands))
+
+
 def test_a_converted_llama():
     from tests.tracing.models import converted, ids
     from tests.tracing.test_exported_models import SHAPES
 
-    model = converted("llama")
+    model = converted("llama").float()
     exported = session(model, (ids(6),), SHAPES)
     for length in (6, 9):
-        assert_same(run(exported, (ids(length),)), model(ids(length)).detach())
+        expected = model(ids(length)).detach()
+        error = run(exported, (ids(length),)) - expected
+        assert error.abs().max() <= 1e-5 * expected.abs().max()
 
 
 def test_what_onnx_does_not_know_is_refused_with_the_way_out():
