@@ -208,7 +208,7 @@ def _is_number(value: object) -> bool:
 
 def _is_scale(value: object) -> bool:
     """A finite number, as far as Python may look: of one that is traced nothing is asked."""
-    return is_symbolic(value) or (_is_number(value) and abs(value) < math.inf)  # type: ignore[operator]
+    return is_symbolic(value) or (_is_number(value) and abs(value) < math.inf)  # type: ignore[arg-type]
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
