@@ -211,7 +211,7 @@ DYNAMIC = {
     "loss": Dynamic(
         lambda s: fl.fenchel_young_loss(s, s.detach().softmax(-1), fl.Tsallis(1.5)), row, (1,)
     ),
-    "attention: softmax": attends(fl.Shannon, quick=True),
+    "attention: softmax": attends(fl.Shannon),
     "attention: softmax, causal": attends(fl.Shannon, is_causal=True),
     "attention: softmax, mask": attends_with_mask(fl.Shannon),
     "attention: softmax, window": attends(fl.Shannon, base=fl.priors.SlidingWindow(3)),
