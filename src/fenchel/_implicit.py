@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._numerics import exponent_limit, masked_max, transformed, where
+from fenchel._numerics import exponent_limit, masked_max, traced, transformed, where
 
 Solve = Callable[[Tensor], Tensor]
 Linearise = Callable[..., tuple[Tensor, Solve]]
@@ -37,7 +37,7 @@ def attach(root: Tensor, linearise: Linearise, *operands: Tensor | None) -> Tens
     reverse mode differentiates the result of transforms more than once, a derivative beyond the
     third raises; where it does so to compiled code, which cannot raise, it is NaN.
     """
-    if transformed() or torch.compiler.is_compiling():
+    if transformed() or torch.compiler.is_compiling() or traced():
         return newton_steps(root, linearise, *operands)
     return implicit_root(root, linearise, *operands)
 
@@ -77,7 +77,7 @@ _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _limit(change: Tensor, order: int, refusal: str) -> Tensor:
     """Zero with that many derivatives, all zero; one more raises. The change is zero, too."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or traced():
         return change.pow(order + 0.5)  # one more is infinite
     zero: Tensor = _Zero.apply(change, order, refusal)  # type: ignore[no-untyped-call]
     return zero

@@ -30,9 +30,44 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
 
 def readable(*tensors: Tensor | None) -> bool:
     """Whether Python may look at the values: not while compiling, under vmap, or on fake data."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or traced():
         return False
     return all(_holds_values(tensor) for tensor in tensors if tensor is not None)
+
+
+def traced() -> bool:
+    """`torch.jit.trace` or `make_fx` writes down what runs: a value that Python read would be
+    part of it."""
+    if torch._C._get_tracing_state() is not None:
+        return True
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def exported_to_onnx() -> bool:
+    """Only torch's own operators have a meaning there."""
+    return (torch.compiler.is_compiling() or traced()) and _onnx_is_written()
+
+
+def _onnx_is_written() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
+_onnx_is_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # read, not traced
+
+
+def is_symbolic(number: object) -> bool:
+    """A number that stands for many in what is traced: a length, or what depends on it."""
+    if isinstance(number, torch.SymInt | torch.SymFloat):
+        return True
+    if isinstance(number, Tensor):  # so `torch.jit.trace` writes lengths
+        return number.ndim == 0 and torch._C._get_tracing_state() is not None
+    if not torch.compiler.is_compiling():
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return isinstance(number, int | float) and not has_static_value(number)
 
 
 def transformed() -> bool:
@@ -88,6 +123,17 @@ def check_tensor(value: object, name: str) -> None:
     """Refuse anything but a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; use torch.tensor")
+
+
+def check_local(tensor: Tensor, name: str) -> None:
+    """Refuse a tensor whose parts lie with several processes."""
+    if type(tensor).__name__ == "DTensor":  # its class is dear to import
+        raise NotImplementedError(
+            f"{name} is a DTensor, which fenchel does not compute with; rows are independent, so "
+            "let each process compute its part: wrap the function in "
+            "torch.distributed.tensor.experimental.local_map, or pass "
+            f"{name}.to_local(), or {name}.full_tensor()"
+        )
 
 
 class NonFiniteError(ValueError):

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._numerics import certificate_dtype, check_tensor, compute_dtype, has, readable, where
+from fenchel._numerics import (
+    certificate_dtype,
+    check_local,
+    check_tensor,
+    compute_dtype,
+    has,
+    readable,
+    where,
+)
 from fenchel._solution import (
     CHANGED,
     Answer,
@@ -145,6 +153,7 @@ def _snapshot(regularizer: Regularizer) -> Regularizer:
 def check_scores(scores: Tensor, dim: int) -> None:
     """Refuse what is no scores, or no axis of them."""
     check_tensor(scores, "scores")
+    check_local(scores, "scores")
     if scores.dtype not in _DTYPES or scores.layout != torch.strided:
         remedy = "take its real part" if scores.is_complex() else "call .float() and .to_dense()"
         raise TypeError(

@@ -8,6 +8,7 @@ from fenchel._kernels import attention, attention_call, average, continuous, row
 from fenchel._kernels.budget import budget_threshold
 from fenchel._kernels.norm import norm_threshold
 from fenchel._kernels.total_variation import components, tv_chain, tv_grid
+from fenchel._kernels.total_variation.chain import clamped_walk
 from fenchel._kernels.tsallis import tsallis_offset
 from tests.kernels.native.cases import needs_library
 
@@ -167,6 +168,8 @@ TORCH = [
         tv_grid,
         lambda: (normal(3, 4, 5), torch.full((1, 1, 1), 0.3, dtype=F64), EVERYWHERE, 1e-9, 500),
     ),
+    (clamped_walk, lambda: (normal(3, 5), normal(3, 5).abs())),
+    (clamped_walk, lambda: (normal(5, 3).mT, normal(3, 1).abs().expand(3, 5))),
     (components, lambda: (EVERYWHERE.unsqueeze(-2), False)),
     (components, lambda: (torch.zeros(3, 2, 4, 5, dtype=torch.bool), True)),
     (torch.ops.fenchel.dual_minimise.default, lambda: (*estimation(), 1e-12, 50)),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, readable
+from fenchel._numerics import check_tensor, compute_dtype, expands_to, has, is_symbolic, readable
 from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal
 from fenchel.priors.measure import check_base
@@ -123,6 +123,8 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Atte
     query, key, value = _autocast(query, key, value)  # first: it may make them alike
     _check_operands(query, key, value)
     _check_numbers(options)
+    if scale is not None and is_symbolic(scale):  # no operator takes a number that stands for many
+        query, scale = (query * scale).to(query.dtype), 1.0
     repeats = _repeats(query, key, value, enable_gqa)
     lead = _lead(query, key, value, repeats)
     shape = torch.Size((*lead, query.shape[-2], key.shape[-2]))
@@ -192,7 +194,7 @@ def _check_numbers(options: Options) -> None:
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
     scale, dropout_p, softcap = options.scale, options.dropout_p, options.softcap
-    if scale is not None and not (_is_number(scale) and abs(scale) < math.inf):
+    if scale is not None and not _is_scale(scale):
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     if not _is_number(dropout_p) or not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be a number between 0 and 1, got {dropout_p!r}")
@@ -202,6 +204,11 @@ def _check_numbers(options: Options) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_scale(value: object) -> bool:
+    """A finite number, as far as Python may look: of one that is traced nothing is asked."""
+    return is_symbolic(value) or (_is_number(value) and abs(value) < math.inf)  # type: ignore[arg-type]
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

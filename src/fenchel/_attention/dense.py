@@ -23,7 +23,7 @@ from fenchel._attention.sparse import (
 )
 from fenchel._attention.tiled import TILES, by_tiles, tiled
 from fenchel._kernels.route import Path, Reason, against_sdpa, against_sparse_attention
-from fenchel._numerics import where
+from fenchel._numerics import traced, where
 from fenchel._unchanged import Unchanged
 from fenchel.priors.contract import Prior
 from fenchel.priors.measure import resolve
@@ -95,7 +95,7 @@ def _attend(call: AttentionCall, regularizer: Shannon) -> Tensor:
     """(batch, head, query, d_value)."""
     operands = (call.query, call.key, call.value)
     follows = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    if torch.compiler.is_compiling() or not follows:
+    if torch.compiler.is_compiling() or traced() or not follows:
         return _attend_fused(call, regularizer)
     output: Tensor = _Fused.apply(call, regularizer, *operands)  # type: ignore[no-untyped-call]
     return output

@@ -15,6 +15,7 @@ from fenchel._attention.plans import Described, describe, recall, remember, run
 from fenchel._attention.sparse import NATIVE_PATH, sparse_paths
 from fenchel._attention.tiled import TILES, attend_densely, tiled
 from fenchel._kernels.route import Path, Route, choose
+from fenchel._numerics import check_local
 from fenchel.priors.contract import Prior
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 from fenchel.regularizers.shannon import Shannon
@@ -146,6 +147,9 @@ _PATHS: dict[type[Regularizer], Callable[[AttentionCall, Any], list[Path]]] = {
 
 
 def _paths(call: AttentionCall, regularizer: Regularizer) -> list[Path]:
+    if regularizer.maximizer is not Shannon:  # which torch's own attention computes
+        for name in ("query", "key", "value"):
+            check_local(getattr(call, name), name)
     if regularizer.maximizer in _PATHS:
         return _PATHS[regularizer.maximizer](call, regularizer)
     return [

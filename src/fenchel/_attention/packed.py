@@ -18,7 +18,7 @@ from fenchel._attention.sparse import (
 )
 from fenchel._kernels.attention_call import Arguments
 from fenchel._kernels.route import against_sparse_attention
-from fenchel._numerics import check_tensor
+from fenchel._numerics import check_tensor, readable
 from fenchel.priors.contract import Prior, Structure, factors
 from fenchel.priors.kinds import KeyPadding
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
@@ -26,6 +26,7 @@ from fenchel.regularizers.shannon import Shannon
 from fenchel.regularizers.tsallis import Tsallis
 
 _SHANNON = Shannon()
+_WHOLE = (torch.int32, torch.int64)
 
 
 def varlen_attention(
@@ -100,7 +101,7 @@ def _attend_packed(
     """(tokens, head, d_value)"""
     _check_packed(query, key, value)
     starts = _starts(cu_seq[0], query, "cu_seq_q"), _starts(cu_seq[1], key, "cu_seq_k")
-    if len(starts[0]) != len(starts[1]):
+    if starts[0].shape != starts[1].shape:
         raise ValueError(
             f"cu_seq_q and cu_seq_k must be of equally many sequences, got {len(starts[0]) - 1} "
             f"and {len(starts[1]) - 1}"
@@ -137,21 +138,21 @@ def _check_prior(term: object, name: str) -> None:
 
 def _starts(starts: Tensor, tokens: Tensor, name: str) -> Tensor:
     check_tensor(starts, name)
-    if starts.ndim != 1 or starts.dtype not in (torch.int32, torch.int64) or not len(starts):
+    if starts.ndim != 1 or starts.dtype not in _WHOLE or starts.shape[0] == 0:
         raise TypeError(
             f"{name} must be whole numbers (sequences + 1,), got {starts.dtype} of shape "
             f"{tuple(starts.shape)}"
         )
-    first, last, count = int(starts[0]), int(starts[-1]), tokens.shape[0]
-    if (first, last) != (0, count):
-        raise ValueError(
-            f"{name} must start at 0 and end at the number of tokens, {count}; got {first} and "
-            f"{last}"
-        )
-    starts = starts.to(torch.int64)
-    if bool((starts.diff() < 0).any()):
-        raise ValueError(f"{name} must not decrease, got {starts.tolist()}")
-    return starts
+    if readable(starts):  # otherwise the operator sees to it
+        first, last, count = int(starts[0]), int(starts[-1]), tokens.shape[0]
+        if (first, last) != (0, count):
+            raise ValueError(
+                f"{name} must start at 0 and end at the number of tokens, {count}; got {first} and "
+                f"{last}"
+            )
+        if bool((starts.diff() < 0).any()):
+            raise ValueError(f"{name} must not decrease, got {starts.tolist()}")
+    return starts.to(torch.int64)
 
 
 def _attend(call: AttentionCall, regularizer: Regularizer, starts: tuple[Tensor, Tensor]) -> Tensor:
@@ -162,7 +163,7 @@ def _attend(call: AttentionCall, regularizer: Regularizer, starts: tuple[Tensor,
             "packed sequences take priors that numbers describe, and documents that stand "
             "together; call `attention` for each sequence"
         )
-    if len(starts[0]) == 1:  # no sequence: still a function of its operands
+    if starts[0].shape[0] == 1:  # no sequence: still a function of its operands
         return (call.query.sum() + call.value.sum()) * call.query.new_zeros(
             (*call.query.shape[:3], call.value.shape[3])
         )
@@ -170,6 +171,11 @@ def _attend(call: AttentionCall, regularizer: Regularizer, starts: tuple[Tensor,
     if tsallis is not None and _against(numbers, tsallis) is None:
         x = numbers.pack(arguments(numbers, tsallis))
         return run_kernels(x).to(call.query.dtype)
+    if not readable(*starts):
+        raise NotImplementedError(
+            "packed sequences are traced where the native kernels compute them (Shannon, Tsallis, "
+            "on the CPU); otherwise call `varlen_attention` outside of the traced function"
+        )
     x = numbers.pack(arguments(numbers, Tsallis(2.0)))  # for its masks, biases and masses
     return attend_by_sequence(x, regularizer, call.scale, call.softcap)
 
@@ -193,7 +199,11 @@ class _PackedNumbers(CallNumbers):
     def __init__(self, call: AttentionCall, starts: tuple[Tensor, Tensor]) -> None:
         self.starts = starts
         self.lengths = starts[0].diff(), starts[1].diff()
-        self.longest_query, self.longest_key = (int(x.max()) if len(x) else 0 for x in self.lengths)
+        if readable(*starts):
+            longest = [int(x.max()) if len(x) else 0 for x in self.lengths]
+        else:  # all tokens may be of one sequence
+            longest = list(call.scores_shape[2:])
+        self.longest_query, self.longest_key = longest
         super().__init__(call)
 
     def _numbers(self, term: Tensor | Prior | None) -> Structure | None:
@@ -205,7 +215,9 @@ class _PackedNumbers(CallNumbers):
         tokens = term.structure(queries, keys, 0, device)
         if near is None or tokens is None:
             return None
-        before = torch.repeat_interleave(self.starts[1][:-1], self.lengths[0])  # of each query
+        before = torch.repeat_interleave(  # keys of earlier sequences, for each query
+            self.starts[1][:-1], self.lengths[0], output_size=queries
+        )
         start, stop = (None if x is None else x - before for x in (tokens.start, tokens.stop))
         return replace(near, start=start, stop=stop, of_key=tokens.of_key)
 
@@ -213,7 +225,9 @@ class _PackedNumbers(CallNumbers):
         """Of sequences that attend to themselves."""
         seen = self.seen()
         fixed = seen.start is not None or seen.stop is not None
-        return None if fixed or not torch.equal(*self.starts) else seen
+        if fixed or not readable(*self.starts) or not torch.equal(*self.starts):
+            return None
+        return seen
 
     def pack(self, x: Arguments) -> Arguments:
         """The same call for the kernels of packed sequences."""

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from fenchel._attention.call import AttentionCall
 from fenchel._kernels.dropout import keep_mask
 from fenchel._kernels.route import chosen_kernels, finite, use
-from fenchel._numerics import compute_dtype, full_precision, transformed, where
+from fenchel._numerics import compute_dtype, full_precision, is_symbolic, transformed, where
 from fenchel._solution import Solution
 from fenchel._solve import solve
 from fenchel._unchanged import Unchanged
@@ -69,6 +69,9 @@ def _recompute_later(
 def split(call: AttentionCall, regularizer: R) -> Iterator[tuple[AttentionCall, R]]:
     """Blocks of queries whose scores fit `TILE`, with the regulariser of their rows."""
     batch, heads, queries, keys = call.scores_shape
+    if any(map(is_symbolic, (batch, heads, queries, keys))):  # one graph for all of them
+        yield call, regularizer
+        return
     rows = max(16, TILE // max(1, batch * heads * keys))
     if rows >= queries:
         yield call, regularizer

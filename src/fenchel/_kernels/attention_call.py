@@ -92,7 +92,7 @@ class Arguments(NamedTuple):
 
     @property
     def sequences(self) -> int:
-        return self.query.shape[0] if self.query_start is None else len(self.query_start) - 1
+        return self.query.shape[0] if self.query_start is None else self.query_start.shape[0] - 1
 
 
 class Saved(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fenchel._kernels import library
 from fenchel._kernels.tsallis import EDGE_ABOVE
-from fenchel._numerics import compute_dtype, has, readable, transformed, where
+from fenchel._numerics import compute_dtype, exported_to_onnx, has, readable, transformed, where
 from fenchel.priors.contract import Structure
 
 NATIVE, TORCH = "native", "torch"
@@ -97,6 +97,8 @@ def against_native(
         return f"native kernels run on the CPU, the operands are on {like.device}"
     if like.layout != torch.strided:
         return f"native kernels read dense tensors, got {like.layout}"
+    if exported_to_onnx():
+        return "ONNX knows torch's operations alone"
     if not under_transform and transformed():
         return "a transform (vmap, jvp, torch.func) is active, which only torch's operations take"
     if not under_compile and torch.compiler.is_compiling():

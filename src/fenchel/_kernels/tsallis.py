@@ -26,6 +26,7 @@ from fenchel._kernels.operators import row_operator
 
 EDGE_ABOVE = 0.25  # eps of the edge form
 _MAX_STEPS = 400  # bisection alone needs ~60 halvings a stage; Newton makes it about eight
+_CLIMBS, _HALVINGS = 20, 60  # steps of searches that cannot stop by themselves
 
 
 def power_ratio(log_x: Tensor, eps: Tensor | float) -> Tensor:
@@ -43,10 +44,7 @@ def tsallis_offset(
 
     Dead keys are at -inf, the others finite and of moderate size; eps and tau are columns (..., 1).
     """
-    rows = torch.broadcast_shapes(scores.shape[:-1], eps.shape[:-1], tau.shape[:-1])
-    s = scores.expand(*rows, -1)
-    log_mass = None if log_mass is None else log_mass.expand_as(s)
-    family = _Family(log_mass, eps.expand(*rows, 1), tau.expand(*rows, 1))
+    s, family = _together(scores, log_mass, eps, tau)
     alive = (s > -torch.inf).any(-1, keepdim=True)
     if s.shape[-1] == 0:
         nothing = torch.zeros_like(alive, dtype=s.dtype)
@@ -59,6 +57,50 @@ def tsallis_offset(
         return centre, rest
     edge_centre, edge_rest = _refine_edge(s, family, (centre, rest), steep)
     return torch.where(steep, edge_centre, centre), torch.where(steep, edge_rest, rest)
+
+
+def unrolled_offset(
+    scores: Tensor, log_mass: Tensor | None, eps: Tensor, tau: Tensor, static_eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """`tsallis_offset` in steps whose number no value decides, for graphs that know only torch's
+    operations. static_eps: eps where it is one number."""
+    s, family = _together(scores, log_mass, eps, tau)
+    alive = (s > -torch.inf).any(-1, keepdim=True)
+    centre, low, high = _bracket(s, family, alive)
+    if static_eps is not None and static_eps <= 1:
+        rest = _climb(s - centre, family, low, static_eps)
+    else:
+        rest = _halve(s - centre, family, low, high)
+    return centre, torch.where(alive, rest, 0.0)
+
+
+def _climb(s: Tensor, family: _Family, a: Tensor, eps: float) -> Tensor:
+    """Newton's steps of `_search` for alpha <= 2, which only grow."""
+    cheap = {0.5: _squares, 1.0: _ramps} if family.log_mass is None else {}
+    moments = cheap.get(eps, _mass_and_slope)
+    for _ in range(_CLIMBS):
+        mass, slope = moments(s, family, a)
+        a = torch.maximum(a, a - family.tau * mass * power_ratio(-mass.log(), eps) / slope)
+    return a
+
+
+def _halve(s: Tensor, family: _Family, low: Tensor, high: Tensor) -> Tensor:
+    """Bisection, for any alpha."""
+    for _ in range(_HALVINGS):
+        middle = low + (high - low) / 2
+        above = _mass_and_slope(s, family, middle)[0] >= 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return low
+
+
+def _together(
+    scores: Tensor, log_mass: Tensor | None, eps: Tensor, tau: Tensor
+) -> tuple[Tensor, _Family]:
+    """All operands with all rows."""
+    rows = torch.broadcast_shapes(scores.shape[:-1], eps.shape[:-1], tau.shape[:-1])
+    s = scores.expand(*rows, -1)
+    log_mass = None if log_mass is None else log_mass.expand_as(s)
+    return s, _Family(log_mass, eps.expand(*rows, 1), tau.expand(*rows, 1))
 
 
 class _Family(NamedTuple):

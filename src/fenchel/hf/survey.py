@@ -108,7 +108,8 @@ def _site(path: str, module: nn.Module, seen: trial.Trial) -> Site | None:
     ran = module in seen.how
     if not ran and module in seen.reached:
         return None
-    how = seen.how[module] if ran else _read(type(module))
+    alike = seen.way_of(type(module))  # a cross-attention beside a self-attention, say
+    how = seen.how[module] if ran else alike or _read(type(module))
     if how is None:
         return None
     trouble = ""
@@ -121,7 +122,7 @@ def _site(path: str, module: nn.Module, seen: trial.Trial) -> Site | None:
             if derives
             else "it calls torch.nn.functional.multi_head_attention_forward itself"
         )
-    elif how in (FUSED, BY_HAND) and not ran:
+    elif how in (FUSED, BY_HAND) and not ran and alike is None:
         trouble = "it attends on its own, and no run came by to see how"
     elif how in (FUSED, BY_HAND) and (others := _other_softmaxes(module, seen)):
         trouble = f"it attends on its own, and {others[0]} in it takes a softmax that does not"

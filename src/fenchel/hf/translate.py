@@ -169,7 +169,7 @@ class _Call(NamedTuple):
             is_causal=causal,
             scale=self.scaling,
             dropout_p=dropout,
-            enable_gqa=self.key.shape[1] != self.query.shape[1],
+            enable_gqa=bool(self.key.shape[1] != self.query.shape[1]),  # a tracer has a tensor
             softcap=self.softcap,
         )
 

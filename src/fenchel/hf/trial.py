@@ -51,6 +51,10 @@ class Trial:
         if module is not None and not self.paused:
             self.how.setdefault(module, how)
 
+    def way_of(self, kind: type) -> str | None:
+        """How a module of this class attended."""
+        return next((how for module, how in self.how.items() if type(module) is kind), None)
+
     def note_softmax(self) -> nn.Module | None:
         """Who takes it."""
         module = self.current()
@@ -87,6 +91,10 @@ _RUNNING: ContextVar[Trial | None] = ContextVar("trial", default=None)
 def is_running() -> bool:
     """Whether attention is only watched: its answers are not looked at."""
     return _RUNNING.get() is not None
+
+
+# Torch compiles nothing inside a trial, because a dispatch mode (`_Numbers`) is active there.
+is_running._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def record(module: nn.Module, *, causal: bool, by_flag: bool) -> None:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fenchel._kernels.budget import budget_threshold
-from fenchel._numerics import dot, where
+from fenchel._kernels.budget import budget_threshold, unrolled_threshold
+from fenchel._numerics import dot, exported_to_onnx, where
 from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -55,7 +55,8 @@ class Budget(Regularizer):
         feasible = k <= count
         z = base.keep(scores, -math.inf).detach()
         usable = feasible & (count > 0)
-        start = where(usable, budget_threshold(z, k.detach()), 0.0) if z.shape[-1] else 0.0 * k
+        search = unrolled_threshold if exported_to_onnx() else budget_threshold
+        start = where(usable, search(z, k.detach()), 0.0) if z.shape[-1] else 0.0 * k
         # The pieces are linear: with the free keys known, the threshold is a mean in the graph.
         t = _threshold_in_graph(scores, base.allowed, k, start)
         weights = where(base.allowed & usable, (scores - t).clamp(0, 1), 0.0)

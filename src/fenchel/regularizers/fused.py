@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels import total_variation as tv
-from fenchel._numerics import check_whole, dot, masked_max, readable, where
+from fenchel._numerics import check_whole, dot, exported_to_onnx, masked_max, readable, where
 from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -78,6 +78,11 @@ class Fused(Regularizer):
         return weigh_natively(scores, "fused", self.strength)
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
+        if exported_to_onnx():
+            raise NotImplementedError(
+                "Fused cannot be exported to ONNX: its groups are found by an operator of fenchel; "
+                "use torch.export, or another regulariser"
+            )
         strength = per_row(self.strength, scores, "strength")
         scores = base.keep(scores, 0.0)
         labels, signs, edges, settled = self._partition(scores, strength, base.allowed)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fenchel._implicit import Solve, attach
-from fenchel._kernels.norm import norm_threshold
-from fenchel._numerics import dot, where
+from fenchel._kernels.norm import norm_threshold, unrolled_threshold
+from fenchel._numerics import dot, exported_to_onnx, where
 from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -59,7 +59,8 @@ class Norm(Regularizer):
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         eps = self._eps(scores)
-        t = norm_threshold(base.keep(scores, -math.inf).detach(), eps.detach())
+        search = unrolled_threshold if exported_to_onnx() else norm_threshold
+        t = search(base.keep(scores, -math.inf).detach(), eps.detach())
         t = attach(t, partial(_linearise, base.allowed), scores, eps)
         y, on = _above(scores, base.allowed, t)
         weights = normalize(where(on, y.pow(1 / eps), 0.0))

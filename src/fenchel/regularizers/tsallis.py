@@ -15,11 +15,12 @@ from torch import Tensor
 from fenchel._implicit import Solve, attach
 from fenchel._kernels.route import against_rows
 from fenchel._kernels.rows import row_offsets
-from fenchel._kernels.tsallis import EDGE_ABOVE, threshold_room, tsallis_offset
+from fenchel._kernels.tsallis import EDGE_ABOVE, threshold_room, tsallis_offset, unrolled_offset
 from fenchel._numerics import (
     dot,
     expm1_ratio,
     exponent_limit,
+    exported_to_onnx,
     has,
     log1p_ratio,
     masked_max,
@@ -211,7 +212,11 @@ class _Rows(NamedTuple):
         live = base.keep(scores, -math.inf).detach()
         log_mass = base.log()
         log_mass = None if log_mass is None else log_mass.detach()
-        centre, rest = _search(live, log_mass, eps.detach(), tau.detach())
+        columns = (eps.detach(), tau.detach())
+        if exported_to_onnx():
+            centre, rest = unrolled_offset(live, log_mass, *columns, static_eps)
+        else:
+            centre, rest = _search(live, log_mass, *columns)
         allowed, whole = base.allowed, base.whole  # not the masses, which are operands
 
         def linearise(

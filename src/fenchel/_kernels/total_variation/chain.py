@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.operators import register_vmap
+from fenchel._numerics import traced
 
 # Labels and signs are discrete: rounding in the caller's dtype would turn near ties into wrong
 # groups, not into small errors. So they are always decided in float64.
@@ -63,7 +64,9 @@ def chain_dual(
     x, scores = (torch.where(allowed, v, 0) for v in (x, scores))
     bound = torch.where(edges(allowed, -1), strength, 0)
     jumps = strength * torch.where(allowed, signs, 0) if signs is not None else 0.0
-    walk = _clamped_walk((x - (scores - jumps)) - jumps, -bound, bound)
+    step = (x - (scores - jumps)) - jumps
+    hidden = torch.compiler.is_compiling() or traced()
+    walk = clamped_walk(step, bound) if hidden else _clamped_walk(step, -bound, bound)
     # Where x jumps the gap is linear in the rounding of w, elsewhere quadratic: so w is put on
     # its bound exactly where only rounding keeps it away.
     slope = x.roll(-1, -1) - x
@@ -82,6 +85,18 @@ def edges(allowed: Tensor, axis: int) -> Tensor:
     is_last = torch.arange(allowed.shape[axis], device=allowed.device) == allowed.shape[axis] - 1
     is_last = is_last if axis == -1 else is_last.unsqueeze(-1)  # (n,) or (h, 1)
     return allowed & allowed.roll(-1, axis) & ~is_last
+
+
+@torch.library.custom_op("fenchel::clamped_walk", mutates_args=())
+def clamped_walk(step: Tensor, bound: Tensor) -> Tensor:
+    """m_i = clamp(m_{i-1} + step_i, -bound_i, bound_i), for compilers: how often the length is
+    halved would fix it. step, bound: (..., n); no derivative."""
+    return _clamped_walk(step, -bound, bound).contiguous()
+
+
+@clamped_walk.register_fake
+def _(step: Tensor, bound: Tensor) -> Tensor:
+    return step.new_empty(step.shape)
 
 
 def _clamped_walk(step: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -229,3 +244,4 @@ def _(scores: Tensor, strength: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor
 
 
 register_vmap(tv_chain, outputs=2)
+register_vmap(clamped_walk, outputs=1)
