@@ -1,6 +1,8 @@
 """Masks stay descriptions: the same keys are seen as in transformers' own, and nothing is written
 out that grows with the square of the tokens."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,10 +50,14 @@ def test_the_same_keys_are_seen(kind, padding, past):
         "allow_is_causal_skip": False,
         "allow_is_bidirectional_skip": False,
     }
-    mask = make_mask(2, queries, 6, **arguments, dtype=torch.bfloat16)
-    assert torch.equal(seen_by(mask), masking.sdpa_mask(2, queries, 6, **arguments))
-    eager = masking.eager_mask(2, queries, 6, **arguments, dtype=torch.bfloat16)
-    assert torch.equal(mask + 0, eager), "computing with it writes it out"
+    mask = make_mask(2, queries, 6, **arguments)
+    expected = masking.sdpa_mask(2, queries, 6, **arguments)
+    assert torch.equal(seen_by(mask), expected)
+    assert torch.equal(mask & mask, expected), "computing with it writes it out"
+    arguments["dtype"] = torch.bfloat16
+    mask = make_mask(2, queries, 6, **arguments, config=SimpleNamespace(fenchel_masks="eager"))
+    eager = masking.eager_mask(2, queries, 6, **arguments)
+    assert torch.equal(mask + 0, eager), "as eager attention reads it"
     written = isinstance(mask.visible, torch.Tensor)
     assert written == (kind == "both sides" and past > 0), "it has no place for an offset"
 
@@ -87,7 +93,7 @@ def test_attention_is_that_of_the_mask_written_out(regularizer):
                 allow_is_causal_skip=False,
             )
             by_prior = fl.attention(q, k, v, regularizer, base=mask.visible)
-            by_mask = fl.attention(q, k, v, regularizer, attn_mask=mask.dense() == 0)
+            by_mask = fl.attention(q, k, v, regularizer, attn_mask=mask.dense())
             assert (by_prior - by_mask).abs().max() <= 1e-12
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fenchel.hf import in_place
 from fenchel.hf.convert import modules_that_ask
-from fenchel.hf.held import CONFIG_ATTRIBUTE, REGULARIZER_ATTRIBUTE, drop, rebuild
+from fenchel.hf.held import CONFIG_ATTRIBUTE, CONFIG_MASKS, REGULARIZER_ATTRIBUTE, drop, rebuild
 from fenchel.hf.library import PreTrainedModel
 from fenchel.hf.names import PER_MODULE, PREFIX
 from fenchel.hf.registry import resolve_name
@@ -53,12 +53,19 @@ def _checking(method: Any) -> Any:
             resolve_name(name)
             if name != PER_MODULE:
                 modules_that_ask(self)
+            _keep_masks(self)
         result = method(self, attn_implementation, *args, **options)
         if isinstance(name, str) and not name.startswith(PREFIX):
             lead_back(self)
         return result
 
     return switch
+
+
+def _keep_masks(model: Any) -> None:
+    """A model without sdpa reads the masks of eager attention."""
+    if not model._supports_sdpa:
+        setattr(model.config, CONFIG_MASKS, "eager")
 
 
 def lead_back(model: nn.Module) -> None:
@@ -69,6 +76,7 @@ def lead_back(model: nn.Module) -> None:
         config = vars(module).get("config")
         if config is not None:
             vars(config).pop(CONFIG_ATTRIBUTE, None)
+            vars(config).pop(CONFIG_MASKS, None)
 
 
 def _finishing(method: Any) -> Any:
@@ -78,6 +86,7 @@ def _finishing(method: Any) -> Any:
     def finish(self: Any, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
         if _name_of(self).startswith(PREFIX):
+            _keep_masks(self)
             attentions = modules_that_ask(self)
             saved = getattr(self.config, CONFIG_ATTRIBUTE, None)
             held = (hasattr(module, REGULARIZER_ATTRIBUTE) for module in attentions.values())

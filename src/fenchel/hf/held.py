@@ -16,6 +16,7 @@ from fenchel.regularizers.tsallis import Tsallis
 
 REGULARIZER_ATTRIBUTE = "fenchel_regularizer"  # a submodule of the attention
 CONFIG_ATTRIBUTE = "fenchel_attention"  # of a configuration: how to make what attentions hold
+CONFIG_MASKS = "fenchel_masks"  # in a configuration: "eager" where the model reads such masks
 _MARK = "_fenchel_mark"
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from fenchel.hf.held import CONFIG_MASKS
 from fenchel.hf.library import AttentionMaskInterface, is_tracing, masking_utils
 from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal, Documents, KeyPadding, SlidingWindow
@@ -22,11 +23,11 @@ _FAR = 2**40  # positions ahead: no limit
 
 
 class StructuredMask(Tensor):
-    """A float mask (batch, 1, query, key) of which only the description exists.
+    """A mask (batch, 1, query, key) of which only the description exists.
 
     Attention reads `visible`. Whoever computes with it as with a tensor, as some models do, gets
-    the mask written out as transformers does for eager attention: 0, and the smallest number of
-    the dtype where a key is hidden.
+    the mask written out, as transformers does for eager attention if its dtype is a float: 0, and
+    the smallest number of the dtype where a key is hidden.
     """
 
     visible: Prior | Tensor | None  # a tensor: bool, True = seen. None: every key is seen
@@ -53,7 +54,7 @@ class StructuredMask(Tensor):
 
     def dense(self) -> Tensor:
         """The mask as an ordinary tensor."""
-        return _as_eager(self._write(), self.dtype)
+        return _as_dtype(self._write(), self.dtype)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -86,7 +87,9 @@ def written_out(thing: Any) -> Any:
     return thing.dense() if isinstance(thing, StructuredMask) else thing
 
 
-def _as_eager(visible: Tensor, dtype: torch.dtype) -> Tensor:
+def _as_dtype(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.bool:
+        return visible
     hidden = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, hidden
@@ -107,6 +110,7 @@ def make_mask(
     dtype: torch.dtype = torch.float32,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    config: Any = None,
     **options: Any,
 ) -> Tensor | None:
     """In the signature of transformers' mask functions. None: all keys; and while a compiler traces
@@ -126,14 +130,16 @@ def make_mask(
             allow_is_bidirectional_skip=skip and allow_is_bidirectional_skip,
             use_vmap=use_vmap,
             device=device,
+            config=config,
             **options,
         )
 
     shape = (batch_size, 1, q_length, kv_length)
+    dtype = dtype if getattr(config, CONFIG_MASKS, None) == "eager" else torch.bool
     known = isinstance(q_offset, int) and isinstance(kv_offset, int)
     if not known or is_tracing(attention_mask):
         mask = write(skip=True)
-        return None if mask is None else _as_eager(mask, dtype)
+        return None if mask is None else _as_dtype(mask, dtype)
     prior = read_prior(mask_function, q_offset, kv_offset, kv_length)
     if prior is NotImplemented:
         visible = write()
@@ -248,4 +254,4 @@ def packed_mask(
     def write() -> Tensor:
         return (ids[:, None] == ids)[None, None]
 
-    return StructuredMask(prior, (1, 1, queries, keys), query.dtype, key.device, write)
+    return StructuredMask(prior, (1, 1, queries, keys), torch.bool, key.device, write)

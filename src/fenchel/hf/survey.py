@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel.hf import trial
-from fenchel.hf.held import REGULARIZER_ATTRIBUTE
+from fenchel.hf.held import CONFIG_MASKS, REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import PreTrainedConfig, PreTrainedModel
 from fenchel.hf.parallel import is_spread
 from fenchel.hf.translate import Unsupported
@@ -256,6 +256,8 @@ def switch(model: nn.Module, name: str, sites: Iterable[Site] | None = None) -> 
         if asking is None or not asking.isdisjoint(module.modules()):
             for config in vars(module).values():
                 if isinstance(config, PreTrainedConfig) and id(config) not in kept:
+                    if config._attn_implementation_internal in (None, "eager"):
+                        setattr(config, CONFIG_MASKS, "eager")
                     config._attn_implementation_internal = name
 
 
