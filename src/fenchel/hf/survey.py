@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -245,23 +245,29 @@ def roots(model: nn.Module) -> list[Any]:
     return [root for child in model.children() for root in roots(child)]
 
 
-def switch(model: nn.Module, name: str, sites: Iterable[Site] | None = None) -> None:
+def switch(model: nn.Module, name: str, sites: Collection[Site] | None = None) -> None:
     """The configurations of these attentions, and of the models around them, say this name; all
     within the model where no sites are given. A model without them keeps the masks that its own
     attention reads. Some models give their parts copies of their configuration, which
     transformers' own method does not reach."""
-    asking = None if sites is None else {site.module for site in sites if site.how == ASKS}
-    kept = set() if sites is None else _kept_configs(model, list(sites))
+    if sites is None:
+        asking, kept, mixed = set(model.modules()), set[int](), True
+    else:
+        asking = {site.module for site in sites if site.how == ASKS}
+        kept = _kept_configs(model, sites)
+        mixed = any(site.how in (FUSED, BY_HAND) for site in sites)
     for module in model.modules():
-        if asking is None or not asking.isdisjoint(module.modules()):
-            for config in vars(module).values():
-                if isinstance(config, PreTrainedConfig) and id(config) not in kept:
-                    if config._attn_implementation_internal in (None, "eager"):
-                        setattr(config, CONFIG_MASKS, "eager")
-                    config._attn_implementation_internal = name
+        if asking.isdisjoint(module.modules()):
+            continue
+        for config in vars(module).values():
+            if isinstance(config, PreTrainedConfig) and id(config) not in kept:
+                eager = config._attn_implementation_internal in (None, "eager")
+                if eager and (mixed or not getattr(module, "_supports_sdpa", True)):
+                    setattr(config, CONFIG_MASKS, "eager")
+                config._attn_implementation_internal = name
 
 
-def _kept_configs(model: nn.Module, sites: list[Site]) -> set[int]:
+def _kept_configs(model: nn.Module, sites: Collection[Site]) -> set[int]:
     """Of models that attend on their own, whatever models within them do: their masks stay."""
     named = dict(model.named_modules())
     models = {path: x for path, x in named.items() if isinstance(x, PreTrainedModel)}
