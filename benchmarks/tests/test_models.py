@@ -70,8 +70,16 @@ fenchel.hf.convert = change
     "importing": "import torch\ntorch.no_such_name",
     "older": "BertModel = NoSuchModel",
     "plain": "fenchel.hf.convert = lambda model, regularizer: model",
+    "inputs": """
+def change(model, regularizer, inputs=None):
+    if inputs is None:
+        raise ValueError("pass inputs=")
+    return convert(model, regularizer, inputs=inputs)
+
+fenchel.hf.convert = change
+""",
     "refused": """
-def change(model, regularizer):
+def change(model, regularizer, inputs=None):
     raise ValueError("BertModel is not for us")
 
 fenchel.hf.convert = change
@@ -158,6 +166,10 @@ def test_refusals_and_errors_say_why(document: dict[str, Any]) -> None:
     assert outcome(document, "crashing") == crashing
 
 
+def test_inputs_are_given_where_a_refusal_asks_for_them(document: dict[str, Any]) -> None:
+    assert outcome(document, "inputs")["status"] == models.EQUAL
+
+
 def test_a_process_that_dies_ends_nothing_else(document: dict[str, Any]) -> None:
     dying = outcome(document, "dying")
     assert dying["status"] == models.CRASHES
@@ -185,7 +197,7 @@ def test_a_model_that_takes_too_long_is_left(checkout: Path, document: dict[str,
 def test_totals_count_families_by_their_worst_class(document: dict[str, Any]) -> None:
     totals, table = models.listings(document)
     counts = {row[0]: row[1:] for row in totals.rows}
-    assert counts[models.EQUAL] == ("2", "2")  # one of them has a test case that is skipped
+    assert counts[models.EQUAL] == ("3", "3")  # one of them has a test case that is skipped
     assert counts[models.CRASHES] == ("2", "2")
     assert counts["all"] == (str(len(CHANGES) - 1), str(len(CHANGES)))
     rows = {row[0]: row[1:] for row in table.rows}

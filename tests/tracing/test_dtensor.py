@@ -5,12 +5,11 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.experimental import local_map
 
 import fenchel as fl
-from tests.nn.test_distributed import free_port
+from tests.distributed import run_spread
 from tests.tracing.cases import normal
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -77,17 +76,11 @@ def test_the_way_out(mesh, place):
     assert_way_out(mesh, place)
 
 
-def work(rank, port):
-    torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    try:
-        for place in PLACES[:2]:
-            assert_way_out(init_device_mesh("cpu", (2,)), place)
-    finally:
-        dist.destroy_process_group()
+def work(rank):
+    for place in PLACES[:2]:
+        assert_way_out(init_device_mesh("cpu", (2,)), place)
 
 
 @pytest.mark.slow
 def test_the_way_out_with_two_processes():
-    mp.spawn(work, args=(free_port(),), nprocs=2)
+    run_spread(work)
