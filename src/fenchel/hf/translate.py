@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fenchel._attention import attention
-from fenchel._numerics import compute_dtype, full_precision
-from fenchel._solve import solve
+from fenchel._attention.call import Options
+from fenchel._attention.front import attention, attention_with_weights
 from fenchel.hf import trial
 from fenchel.hf.held import REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import active_collector
@@ -24,7 +23,6 @@ from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal, Sink
 from fenchel.regularizers.budget import Budget
 from fenchel.regularizers.contract import Regularizer
-from fenchel.scores import scaled_dot
 
 # Arguments that change attention and that `fenchel.attention` cannot express.
 _REFUSED = {
@@ -144,7 +142,20 @@ class _Call(NamedTuple):
     sink: Tensor | None  # logits, (head,)
 
     def attend(self, regularizer: Regularizer | nn.Module, dropout: float) -> Tensor:
-        """By `fenchel.attention`: a mask that is a prior stays one."""
+        """(batch, head, query, d)"""
+        options = self._options(dropout)._asdict()
+        return attention(self.query, self.key, self.value, regularizer, **options)
+
+    def attend_densely(
+        self, regularizer: Regularizer | nn.Module, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        """The same through its weights (batch, head, query, key), for calls that want to see them.
+        What a sink gets is left out of the weights."""
+        operands = self.query, self.key, self.value
+        return attention_with_weights(*operands, regularizer, self._options(dropout))
+
+    def _options(self, dropout: float) -> Options:
+        """In the words of `fenchel.attention`: a mask that is a prior stays one."""
         visible: Tensor | Prior | None
         if isinstance(self.mask, StructuredMask):
             visible, bias = self.mask.visible, self.position_bias
@@ -159,11 +170,7 @@ class _Call(NamedTuple):
             visible = visible if bias is None else _as_mask(bias)
         elif bias is None and isinstance(visible, Tensor):
             visible, added = None, visible
-        return attention(
-            self.query,
-            self.key,
-            self.value,
-            regularizer,
+        return Options(
             base=visible,
             attn_mask=added,
             is_causal=causal,
@@ -173,35 +180,6 @@ class _Call(NamedTuple):
             softcap=self.softcap,
         )
 
-    def attend_densely(
-        self, regularizer: Regularizer | nn.Module, dropout: float
-    ) -> tuple[Tensor, Tensor]:
-        """The same through its weights (batch, head, query, key), for calls that want to see them:
-        both in the dtype of the query. What a sink gets is left out of the weights."""
-        query, value = self.query, self.value
-        visible, bias = split_mask(written_out(self.mask), self.position_bias)
-        visible = _with_past(visible, query, self.key) if self.causal else visible
-        scores = self._scores(bias)
-        if self.sink is not None:
-            scores, visible = _beside_sink(scores, visible, self.sink)
-        with full_precision(scores):
-            weights = solve(scores, regularizer, base=visible).weights
-            weights = nn.functional.dropout(weights[..., : value.shape[2]], dropout)
-            groups = query.shape[1] // value.shape[1]
-            output = weights @ value.to(scores.dtype).repeat_interleave(groups, 1)
-        return output.to(query.dtype), weights.to(query.dtype)
-
-    def _scores(self, bias: Tensor | None) -> Tensor:
-        """(batch, head, query, key), in float32 at least."""
-        query, key = self.query, self.key
-        precision = compute_dtype(query.dtype)
-        with full_precision(query):
-            by_head = key.to(precision).repeat_interleave(query.shape[1] // key.shape[1], 1)
-            scores = scaled_dot(query.to(precision), by_head, self.scaling)
-            if self.softcap:
-                scores = self.softcap * (scores / self.softcap).tanh()
-            return scores if bias is None else scores + bias.to(precision)
-
 
 def _as_mask(bias: Tensor) -> Tensor:
     """A float mask that only hides, as transformers writes them, in bool: beside a sink there is no
@@ -210,23 +188,6 @@ def _as_mask(bias: Tensor) -> Tensor:
     if bool((visible & (bias != 0)).any()):
         raise ValueError("an attention sink beside scores that a mask changes is not taken")
     return visible
-
-
-def _beside_sink(
-    scores: Tensor, visible: Tensor | None, sink: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """With one more key, of these logits (head,), that every query sees."""
-    shape = (*scores.shape[:3], 1)
-    logits = sink.to(scores.dtype).reshape(1, -1, 1, 1).expand(shape)
-    if visible is not None:
-        visible = torch.cat((visible.expand_as(scores), visible.new_ones(shape)), -1)
-    return torch.cat((scores, logits), -1), visible
-
-
-def _with_past(visible: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-    """And no key after its query."""
-    past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-    return past if visible is None else visible & past
 
 
 class HeldAttention:

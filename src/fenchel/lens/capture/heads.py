@@ -95,9 +95,7 @@ class CallWatch(TorchFunctionMode):
 
         with self._within():
             result = function(module, *args, **options)
-        self._given = result[0].transpose(
-            1, 2
-        )  # (batch, query, head, d) -> (batch, head, query, d)
+        self._given = result[0].transpose(1, 2)  # (batch, head, query, d)
         try:
             TranslatedAttention(Shannon())(module, *args, **{**options, "is_causal": False})
         finally:
