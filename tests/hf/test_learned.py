@@ -1,6 +1,7 @@
 """Regularisers that a model holds: they train, are saved, and follow it."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -155,3 +156,28 @@ def test_gradient_checkpointing():
         pytest.raises(RuntimeError, match=r"fenchel\.hf\.convert"),
     ):
         model(**inputs("llama"))
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_an_encoder_and_a_decoder_come_back(family, tmp_path):
+    """Their parts are built first, and know fewer attentions than were saved."""
+    model = hf.convert(tiny(family), lambda layer: each(layer).double())
+    model.save_pretrained(tmp_path)
+    load = partial(type(model).from_pretrained, tmp_path, dtype=torch.float64)
+    again = load(attn_implementation="fenchel:held").eval()
+    batch = inputs(family)
+    assert (logits(model, **batch) - logits(again, **batch)).abs().max() <= 1e-9
+    with pytest.warns(UserWarning, match="fenchel:entmax15 leaves it out"):
+        load(attn_implementation="fenchel:entmax15")
+
+
+def test_a_wrong_number_of_heads_is_refused_at_once():
+    model = tiny("llama")
+    with pytest.raises(ValueError, match="does not run with this regulariser"):
+        hf.convert(model, lambda layer: fl.nn.LearnedTsallis(3))
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"no attention matches '\*.layer.0.\*'; there are "):
+        hf.convert(tiny("llama"), fl.Tsallis(1.5), skip="*.layer.0.*")

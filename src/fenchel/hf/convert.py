@@ -92,6 +92,7 @@ def convert(
         raise ValueError(
             f"only={only!r} and skip={skip!r} leave no attention of {', '.join(list(sites)[:3])} …"
         )
+    _check_patterns(sites, only, skip)
     if not _is_converted(model):
         check_same(model, sites, seen.runs)
     name, regularizers = _resolve(regularizer, chosen, partly=len(chosen) < len(sites))
@@ -99,8 +100,43 @@ def convert(
         regularizers[path] = choose(Shannon(), sites[path].module)
     check_trained(model, regularizers.values())
     check_saved(model, regularizers.values())
+    if regularizers:
+        _check_runs(model, sites, seen.runs, name, regularizers)
     _apply(model, sites, name, regularizers)
     return model
+
+
+def _check_runs(
+    model: nn.Module,
+    sites: dict[str, Site],
+    runs: list[Run],
+    name: str,
+    regularizers: dict[str, nn.Module],
+) -> None:
+    """Refuse regularisers that the model cannot run with, such as one for another number of
+    heads."""
+    for path, inputs in runs:
+        twin = twin_of(model)
+        twins = {p: site._replace(module=twin.get_submodule(p)) for p, site in sites.items()}
+        _apply(twin, twins, name, regularizers)
+        part = twin.get_submodule(path)
+        try:
+            with in_evaluation(part):
+                call(part, inputs)
+        except Exception as problem:  # of a model: anything
+            raise ValueError(
+                f"{type(model).__name__} does not run with this regulariser: {problem}. A function "
+                "of the attention module may make another one for each"
+            ) from problem
+
+
+def _check_patterns(
+    sites: Mapping[str, Site], only: str | Sequence[str], skip: str | Sequence[str]
+) -> None:
+    """Refuse a pattern that says nothing: it is misspelt."""
+    for pattern in (*_listed(only), *_listed(skip)):
+        if not any(fnmatch(path, pattern) for path in sites):
+            raise ValueError(f"no attention matches {pattern!r}; there are {_some(list(sites))}")
 
 
 def _is_converted(model: nn.Module) -> bool:
@@ -227,8 +263,12 @@ def _holds_tensors(regularizer: Regularizer) -> bool:
 
 
 def _matches(path: str, only: str | Sequence[str], skip: str | Sequence[str]) -> bool:
-    wanted, unwanted = ([x] if isinstance(x, str) else list(x) for x in (only, skip))
-    return any(fnmatch(path, x) for x in wanted) and not any(fnmatch(path, x) for x in unwanted)
+    wanted = any(fnmatch(path, pattern) for pattern in _listed(only))
+    return wanted and not any(fnmatch(path, pattern) for pattern in _listed(skip))
+
+
+def _listed(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
 def attention_modules(model: nn.Module) -> dict[str, Any]:

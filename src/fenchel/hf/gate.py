@@ -6,6 +6,8 @@ methods are wrapped once, when `fenchel.hf` is imported; other names pass throug
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
@@ -89,12 +91,26 @@ def _finishing(method: Any) -> Any:
             _keep_masks(self)
             attentions = modules_that_ask(self)
             saved = getattr(self.config, CONFIG_ATTRIBUTE, None)
-            held = (hasattr(module, REGULARIZER_ATTRIBUTE) for module in attentions.values())
-            if attentions and saved and _name_of(self) == PER_MODULE and not any(held):
-                rebuild(saved, attentions)
+            if attentions and saved and _name_of(self) == PER_MODULE:
+                _rebuild_once(saved, attentions)
+            elif saved:
+                warnings.warn(_LEFT_OUT.format(_name_of(self)), stacklevel=2)
         return result
 
     return finish
+
+
+_LEFT_OUT = (
+    "this configuration says what attentions learned or hold, and {} leaves it out; load the model "
+    "with attn_implementation='fenchel:held' to have it"
+)
+
+
+def _rebuild_once(saved: Any, attentions: Mapping[str, nn.Module]) -> None:
+    """A part of the model that is built before the whole, such as an encoder, waits for it."""
+    held = any(hasattr(module, REGULARIZER_ATTRIBUTE) for module in attentions.values())
+    if not held and len(attentions) >= len(saved.get("attentions", ())):
+        rebuild(saved, attentions)
 
 
 _WRAPPED = {
