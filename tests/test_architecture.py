@@ -18,6 +18,7 @@ ROOMS = [
     "_version",
     "_numerics",
     "_unchanged",
+    "_uncompiled",
     "_implicit",
     "scores",
     "priors",

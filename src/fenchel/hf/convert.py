@@ -100,8 +100,7 @@ def convert(
         regularizers[path] = choose(Shannon(), sites[path].module)
     check_trained(model, regularizers.values())
     check_saved(model, regularizers.values())
-    if regularizers:
-        _check_runs(model, sites, seen.runs, name, regularizers)
+    _check_runs(model, sites, seen.runs, name, regularizers)
     _apply(model, sites, name, regularizers)
     return model
 
@@ -115,7 +114,7 @@ def _check_runs(
 ) -> None:
     """Refuse regularisers that the model cannot run with, such as one for another number of
     heads."""
-    for path, inputs in runs:
+    for path, inputs in runs if regularizers else ():
         twin = twin_of(model)
         twins = {p: site._replace(module=twin.get_submodule(p)) for p, site in sites.items()}
         _apply(twin, twins, name, regularizers)

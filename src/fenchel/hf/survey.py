@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fenchel._uncompiled import uncompiled
 from fenchel.hf import trial
 from fenchel.hf.held import CONFIG_MASKS, REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import PreTrainedConfig, PreTrainedModel
@@ -229,8 +230,7 @@ def call(model: nn.Module, inputs: object) -> Any:
 def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Inside, this model is in evaluation, and torch's random numbers are always the same; outside
     they go on as if nothing had happened."""
-    stance = torch.compiler.set_stance("force_eager")
-    with torch.random.fork_rng(devices=[]), stance:
+    with torch.random.fork_rng(devices=[]), uncompiled():
         torch.manual_seed(0)
         model.eval()
         yield

@@ -7,7 +7,6 @@ on eager.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from torch.nn.functional import multi_head_attention_forward, scaled_dot_product
 from torch.overrides import TorchFunctionMode
 
 from fenchel._attention.call import OBSERVER, AttentionCall, Options, observer, prepare
+from fenchel._uncompiled import uncompiled
 from fenchel.lens.capture.calls import configs_of
 from fenchel.lens.capture.evaluation import evaluating
 from fenchel.regularizers import Regularizer, Shannon
@@ -42,8 +42,7 @@ def watch_calls(model: Module, on_call: OnCall) -> Iterator[CallWatch]:
     with ExitStack() as undo:
         undo.enter_context(evaluating(model))
         undo.enter_context(torch.no_grad())
-        if "torch._dynamo" in sys.modules:
-            undo.enter_context(torch.compiler.set_stance("force_eager"))
+        undo.enter_context(uncompiled())
         if any(config._attn_implementation in (None, "eager") for config in configs_of(model)):
             undo.enter_context(_watch_eager(watch))
         for path, module in model.named_modules():
