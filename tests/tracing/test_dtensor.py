@@ -79,8 +79,9 @@ def test_the_way_out(mesh, place):
 def work(rank):
     for place in PLACES[:2]:
         assert_way_out(init_device_mesh("cpu", (2,)), place)
+    return rank
 
 
 @pytest.mark.slow
 def test_the_way_out_with_two_processes():
-    run_spread(work)
+    assert run_spread(work) == [0, 1], "both came through"

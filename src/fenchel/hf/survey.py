@@ -192,7 +192,9 @@ def _try(model: nn.Module, inputs: object) -> object:
     made = make_inputs(model)
     try:
         call(model, made)
-    except Exception:
+    except Unsupported:
+        raise
+    except Exception:  # it may need what its signature does not say
         more = make_inputs(model, more=True)
         if more.keys() == made.keys():
             raise
