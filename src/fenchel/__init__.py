@@ -19,7 +19,10 @@ from fenchel.regularizers import Budget, Norm, Regularizer, Shannon, Tsallis
 
 if TYPE_CHECKING:
     from fenchel import bounds, continuous, dual, hf, lens, measures, nn, testing
+    from fenchel._attention.cache import KeyValueCache
+    from fenchel._attention.decode import decode
     from fenchel._attention.packed import varlen_attention
+    from fenchel._attention.proof import DecodeProof
     from fenchel._attention.replace import replace_sdpa
     from fenchel._attention.solution import AttentionSolution, attention_solution
     from fenchel._info import info
@@ -30,9 +33,12 @@ if TYPE_CHECKING:
 # Functions and rooms that load when they are first touched: `fl.nn` is enough.
 _LATER = {
     "AttentionSolution": "fenchel._attention.solution",
+    "DecodeProof": "fenchel._attention.proof",
     "Fused": "fenchel.regularizers.fused",
     "Inspection": "fenchel.lens.inspection",
+    "KeyValueCache": "fenchel._attention.cache",
     "attention_solution": "fenchel._attention.solution",
+    "decode": "fenchel._attention.decode",
     "fenchel_young_loss": "fenchel._losses",
     "info": "fenchel._info",
     "inspect": "fenchel.lens.inspection",
@@ -44,8 +50,10 @@ _ROOMS = ("bounds", "continuous", "dual", "hf", "lens", "measures", "nn", "testi
 __all__ = [
     "AttentionSolution",
     "Budget",
+    "DecodeProof",
     "Fused",
     "Inspection",
+    "KeyValueCache",
     "NonFiniteError",
     "Norm",
     "Regularizer",
@@ -60,6 +68,7 @@ __all__ = [
     "attention_solution",
     "bounds",
     "continuous",
+    "decode",
     "dual",
     "entmax",
     "explain",

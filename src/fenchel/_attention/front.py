@@ -85,7 +85,7 @@ def _attend(
     """described: calls whose plan is remembered."""
     regularizer = resolve_regularizer(regularizer)
     call = prepare(query, key, value, options)
-    path, _ = choose(_paths(call, regularizer))
+    path, _ = choose(paths_of(call, regularizer))
     if described is not None and path.name == NATIVE_PATH:
         assert isinstance(regularizer, Tsallis)
         plan = remember(described.kind, call, regularizer)
@@ -136,7 +136,7 @@ def explain(
     options = Options(base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap)
     with torch.random.fork_rng(devices=[]):  # asking draws no random number
         call = prepare(query, key, value, options)
-    return choose(_paths(call, regularizer))[1]
+    return choose(paths_of(call, regularizer))[1]
 
 
 # The paths of each kind of regulariser; all others go through the tiles.
@@ -146,7 +146,8 @@ _PATHS: dict[type[Regularizer], Callable[[AttentionCall, Any], list[Path]]] = {
 }
 
 
-def _paths(call: AttentionCall, regularizer: Regularizer) -> list[Path]:
+def paths_of(call: AttentionCall, regularizer: Regularizer) -> list[Path]:
+    """The implementations that may run this call, the fastest first."""
     if regularizer.maximizer is not Shannon:  # which torch's own attention computes
         for name in ("query", "key", "value"):
             check_local(getattr(call, name), name)

@@ -68,13 +68,13 @@ _STRUCT: Any = AttentionProblem
 _FIRST = slice(_STRUCT.mask.offset, _STRUCT.lowest.offset)  # what is packed once
 _SECOND = slice(_STRUCT.start.offset, _STRUCT.queries_in_all.offset)
 _PROBLEM = struct.Struct(
-    f"9q 6q6q6q {_FIRST.stop - _FIRST.start}s 2q {_SECOND.stop - _SECOND.start}s 2q 6q 5q"
+    f"9q 6q6q6q {_FIRST.stop - _FIRST.start}s 2q {_SECOND.stop - _SECOND.start}s 2q 6q 5q q"
 )
 _FILLED_IN = (  # at each call, in the order of `_PROBLEM`
     *("batch", "heads", "kv_heads", "queries", "keys", "dim", "value_dim"),
     *("query_start", "key_start", "query", "key", "value", "lowest", "highest"),
     *("queries_in_all", "threads", "output"),
-    *("offset", "count", "capacity", "saved_key", "saved_distance"),
+    *("offset", "count", "capacity", "saved_key", "saved_distance", "cache"),
 )
 _GRADIENT = struct.Struct("6q q 3q 9q")
 _NOTHING = (0,) * 6  # a view of nothing
@@ -122,6 +122,15 @@ class Plan:
         output = _output(query, extent)
         self._attend(self._pack(extent, query, key, value, self._view(output), _NOT_SAVED))
         return output
+
+    def attend_pages(
+        self, extent: Extent, query: Tensor, key: Tensor, value: Tensor, output: Tensor, cache: int
+    ) -> None:
+        """Into `output`, from keys and values (page, head, token, component) of a cache, whose
+        CacheProblem is at this address."""
+        self._attend(
+            self._pack(extent, query, key, value, self._view(output), _NOT_SAVED, cache)
+        )
 
     def attend_saving(
         self, extent: Extent, query: Tensor, key: Tensor, value: Tensor
@@ -204,8 +213,9 @@ class Plan:
         value: Tensor,
         output: tuple[int, ...],
         places: tuple[int, ...],
+        cache: int = 0,
     ) -> bytes:
-        """The native struct."""
+        """The native struct. cache: address of a CacheProblem."""
         *lengths, lowest, highest = extent
         dtype = self._code
         return _PROBLEM.pack(
@@ -222,6 +232,7 @@ class Plan:
             torch.get_num_threads(),
             *output,
             *places,
+            cache,
         )
 
     def _view(self, tensor: Tensor) -> tuple[int, ...]:

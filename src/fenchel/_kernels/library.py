@@ -37,6 +37,8 @@ RowsGradient = _STRUCTURES["RowsGradient"]
 BallProblem = _STRUCTURES["BallProblem"]
 MixtureProblem = _STRUCTURES["MixtureProblem"]
 AverageProblem = _STRUCTURES["AverageProblem"]
+CacheProblem = _STRUCTURES["CacheProblem"]
+AppendProblem = _STRUCTURES["AppendProblem"]
 
 
 def view(tensor: Tensor | None) -> Structure:
@@ -65,6 +67,8 @@ class Library:
             "paraboloid": [POINTER(BallProblem)],
             "mixture": [POINTER(MixtureProblem)],
             "average": [POINTER(AverageProblem)],
+            "append": [POINTER(AppendProblem)],
+            "shadow_bytes": [ctypes.c_int64],
             "variant": [],
             "choose": [ctypes.c_int],
             "screen": [ctypes.c_int],
@@ -80,6 +84,7 @@ class Library:
             function.argtypes, function.restype = arguments, ctypes.c_int
         native.fenchel_layout.restype = ctypes.c_uint32
         native.fenchel_screened.restype = ctypes.c_int64
+        native.fenchel_shadow_bytes.restype = ctypes.c_int64
         if native.fenchel_block() != BLOCK or native.fenchel_layout() != checksum():
             raise stale
 
@@ -113,6 +118,10 @@ class Library:
     def screen(self, on: bool) -> bool:
         """Drop keys by products of rounded operands first, or score all; the same bits."""
         return bool(self._native.fenchel_screen(on))
+
+    def shadow_bytes(self, dim: int) -> int:
+        """Of the shadow of one page of one head of a cache, for keys of so many components."""
+        return int(self._native.fenchel_shadow_bytes(dim))
 
     @property
     def screened(self) -> int:

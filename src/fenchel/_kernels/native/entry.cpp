@@ -19,6 +19,8 @@
     Outcome paraboloid(const BallProblem&);                                        \
     Outcome mixture(const MixtureProblem&);                                        \
     Outcome average(const AverageProblem&);                                        \
+    Outcome append(const AppendProblem&);                                          \
+    std::int64_t shadow_bytes(std::int64_t);                                       \
     }
 
 FENCHEL_DECLARE(plain)
@@ -96,6 +98,8 @@ FENCHEL_EXPORT int fenchel_row_map_gradient(const RowsGradient* p) { return FENC
 FENCHEL_EXPORT int fenchel_paraboloid(const BallProblem* p) { return FENCHEL_CALL(paraboloid(*p)); }
 FENCHEL_EXPORT int fenchel_mixture(const MixtureProblem* p) { return FENCHEL_CALL(mixture(*p)); }
 FENCHEL_EXPORT int fenchel_average(const AverageProblem* p) { return FENCHEL_CALL(average(*p)); }
+FENCHEL_EXPORT int fenchel_append(const AppendProblem* p) { return FENCHEL_CALL(append(*p)); }
+FENCHEL_EXPORT std::int64_t fenchel_shadow_bytes(std::int64_t dim) { return FENCHEL_CALL(shadow_bytes(dim)); }
 
 // The checksum of problem.h as it was compiled: a library of another version is noticed.
 FENCHEL_EXPORT std::uint32_t fenchel_layout() { return FENCHEL_LAYOUT; }

@@ -3,6 +3,20 @@
 // What a row does depends on its own scores and on where its keys stand, never on the rows beside it: a prompt, the
 // same tokens one by one, packed or in a batch, give the same bits.
 
+// What a row read of a cache: keys that were bounded and scored, the largest cut that keys were skipped for, and the largest
+// bound among those.
+struct Reading {
+    std::int64_t bounded = 0, scored = 0;
+    double cut = -HUGE_VAL, skipped = -HUGE_VAL;
+
+    void join(const Reading& other) {
+        bounded += other.bounded;
+        scored += other.scored;
+        cut = std::max(cut, other.cut);
+        skipped = std::max(skipped, other.skipped);
+    }
+};
+
 template <class T>
 struct Forward {
     const AttentionProblem& p;
@@ -14,6 +28,7 @@ struct Forward {
     Buffer<char> chunk_packed;
     ShortRows<T> short_rows;
     Screen<T> screen;
+    Shadow<T> shadow;
     std::int64_t room;  // candidates a row may have
     std::int64_t kv_head = 0, screened_rows = 0;
     Range taken{0, 0}, held{0, 0};  // keys whose values, and which themselves, are at hand
@@ -41,6 +56,7 @@ struct Forward {
         T* x = nullptr;        // scores of a short row
         bool cut_known = false, dense = false, is_short = false, done = false;
         bool crowded = false;  // too many keys were above the cut for screening to pay
+        Reading reading;       // of a cache
 
         bool sees(std::int64_t segment) const { return seen.from < (segment + 1) * kSegment && seen.to > segment * kSegment; }
         bool spans_segments() const { return !seen.empty() && seen.from / kSegment != (seen.to - 1) / kSegment; }
@@ -92,8 +108,7 @@ struct Forward {
 
     void hold_keys(const Sequence& s, const Range& part) {
         held = part;
-        keys.take(p.key, s.batch, kv_head, s.first_key + part.from, part.size(), p.dim, T(1));
-        keys.origin = part.from;
+        keys.take_keys(s, p.key, kv_head, part, p.dim);
         panels.reserve(part.size(), p.dim);
         const std::int64_t chunks = part.to / kChunk - part.from / kChunk + 1;
         std::memset(chunk_packed.reserve(chunks), 0, chunks);
@@ -121,14 +136,14 @@ struct Forward {
         taken = all;
         kv_head = kv;
         finite_values = Answer::unasked;
-        values_later = few && !Rows<T>::direct(p.value, p.value_dim);
+        values_later = false;
         if (all.empty()) return;
+        values_later = few && !(Rows<T>::direct(p.value, p.value_dim) && s.in_one_piece(p.value, all));
         if (!values_later) take_values(s);
         if (!few) hold_keys(s, all);
     }
     void take_values(const Sequence& s) {
-        values.take(p.value, s.batch, kv_head, s.first_key + taken.from, taken.size(), p.value_dim, T(1));
-        values.origin = taken.from;
+        values.take_keys(s, p.value, kv_head, taken, p.value_dim);
         values_later = false;
     }
 
@@ -158,6 +173,7 @@ struct Forward {
 
     void block(const Sequence& s, std::int64_t rows, bool few) {
         if constexpr (kScreens<T>) screen.next_block();
+        shadow.next_block();
         search_short(s, rows, few);
         const Range all = seen_by_long(s, rows);
         for (std::int64_t segment = all.from / kSegment; segment * kSegment < all.to; ++segment)
@@ -176,14 +192,14 @@ struct Forward {
         const std::int64_t start = std::max(all.from / kChunk * kChunk, segment * kSegment);
         for (std::int64_t from = start; from < stop; from += kChunk) {
             const Range part{from, std::min(from + kChunk, stop)};
-            if (few) hold_keys(s, {std::max(all.from, part.from) / kColumns<T> * kColumns<T>, part.to});
-            score_chunk(rows, part, few);
+            held = few ? Range{0, 0} : held;
+            score_chunk(s, rows, part, {std::max(all.from, part.from) / kColumns<T> * kColumns<T>, part.to}, few);
         }
         for (std::int64_t i = 0; i < rows; ++i)
             if (!row[i].is_short && row[i].spans_segments() && row[i].sees(segment)) end_segment(row[i]);
     }
-    // Rows in strips as the product has them, each against the keys that it sees.
-    void score_chunk(std::int64_t rows, const Range& part, bool few) {
+    // Rows in strips as the product has them, each against the keys that it sees. needed: keys that some row sees.
+    void score_chunk(const Sequence& s, std::int64_t rows, const Range& part, const Range& needed, bool few) {
         T* x = chunk.reserve(kBlock * kStride);
         for (std::int64_t first = 0; first < rows; first += kRows) {
             const std::int64_t n = std::min<std::int64_t>(kRows, rows - first);
@@ -191,11 +207,16 @@ struct Forward {
             for (std::int64_t i = first; i < first + n; ++i)
                 if (!row[i].is_short) widen(seen, {std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)});
             if (seen.empty() || (!few && screen_chunk(first, n, part, seen))) continue;
+            bool done[kRows] = {};
+            if (few && screen_page(s, first, n, part, done)) continue;
+            if (few && held.empty()) hold_keys(s, needed);
             const std::int64_t from = seen.from / kColumns<T> * kColumns<T>;
             multiply(first, n, {from, seen.to}, x + first * kStride + (from - part.from));
             for (std::int64_t i = first; i < first + n; ++i) {
                 const Range mine{std::max(row[i].seen.from, part.from), std::min(row[i].seen.to, part.to)};
-                if (!mine.empty() && !row[i].is_short) collect(row[i], x + i * kStride + (mine.from - part.from), mine);
+                if (mine.empty() || row[i].is_short || done[i - first]) continue;
+                collect(row[i], x + i * kStride + (mine.from - part.from), mine);
+                note_scored(s, row[i], mine);
             }
         }
     }
@@ -322,6 +343,14 @@ struct Forward {
         admit(r, added);
         r.crowded = kCrowded * std::min(added, c.count) > n;
     }
+    // Of a cache: bounds from the shadow of a page, before keys are scored. See `page.h`.
+    bool screen_page(const Sequence& s, std::int64_t first, std::int64_t n, const Range& part, bool* done);
+    bool search_page(const Sequence& s, std::int64_t i, const Range& mine, T* upper, T* width);
+    bool cut_from_page(const Sequence& s, std::int64_t i, const Range& mine, const T* upper, const T* width);
+    void score_keys(const Sequence& s, std::int64_t i, const std::int32_t* key, std::int64_t n, T* x);
+    void note_scored(const Sequence& s, Row& r, const Range& part);
+    void note_page(const Sequence& s, Row& r, const Range& mine, const T* upper, const std::int32_t* key, std::int64_t n);
+    void report(const Sequence& s, const Row& r) const;
     // Candidates that were appended to the row's.
     void admit(Row& r, std::int64_t added) {
         Candidates<T>& c = r.found;
@@ -415,10 +444,14 @@ struct Forward {
         std::int64_t saved = 0;
         for (std::int64_t i = 0; i < rows; ++i) {
             Row& r = row[i];
-            if (r.done) continue;
+            if (r.done) {
+                report(s, r);
+                continue;
+            }
             if (i > 0 && r.h != row[i - 1].h) saved = 0;  // another head, another pool
             support(r);
             save(s, r, saved);
+            report(s, r);
             weigh_row(s, r);
             r.dense = (3 * r.found.count > r.seen.size() || r.seen.size() <= kDenseRow) && tiles_are_safe(s);
             if (!r.dense) expect_by_rows(s, r, wide, out + i * wide);
@@ -501,9 +534,8 @@ struct Forward {
         for (std::int64_t from = start; from < c.count; from += kShort) {
             const std::int64_t count = std::min(kShort, c.count - from);
             for (std::int64_t i = 0; i < count; ++i) {
-                const std::int64_t token = s.first_key + c.key[from + i];
                 place[i] = std::int32_t(i);
-                read_row<T>(p.value, p.value.at(s.batch, kv_head, token), p.value.stride[3], p.value_dim, copies + i * wide);
+                read_row<T>(p.value, s.place(p.value, kv_head, c.key[from + i]), p.value.stride[3], p.value_dim, copies + i * wide);
                 for (std::int64_t j = p.value_dim; j < wide; ++j) copies[i * wide + j] = 0;
             }
             gather(count, c.score + from, place, copied, wide, out);

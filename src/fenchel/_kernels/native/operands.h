@@ -58,6 +58,11 @@ inline void read_row(const View& v, std::int64_t start, std::int64_t step, std::
         std::memcpy(to, static_cast<const T*>(v.data) + start, n * sizeof(T));
         return;
     }
+    if (v.dtype == kBFloat16 && step == 1) {  // without asking for the precision at each number
+        const auto* from = static_cast<const std::uint16_t*>(v.data) + start;
+        for (std::int64_t j = 0; j < n; ++j) to[j] = T(from_bfloat(from[j]));
+        return;
+    }
     for (std::int64_t j = 0; j < n; ++j) to[j] = read<T>(v, start + j * step);
 }
 
@@ -109,6 +114,23 @@ struct Rows {
         for (std::int64_t i = 0; i < n; ++i, to += wide) {
             read_row<T>(v, v.at(b, h, first + i), v.stride[3], columns, to);
             for (std::int64_t j = 0; j < columns; ++j) to[j] *= factor;
+            for (std::int64_t j = columns; j < wide; ++j) to[j] = 0;
+        }
+        data = own.get();
+        ld = wide;
+    }
+    // Keys or values of a sequence, by their own numbers.
+    void take_keys(const Sequence& s, const View& v, std::int64_t kv, const Range& part, std::int64_t columns) {
+        const std::int64_t wide = padded(columns, kColumns<T>);
+        origin = part.from;
+        if (direct(v, columns) && s.in_one_piece(v, part)) {
+            data = static_cast<const T*>(v.data) + s.place(v, kv, part.from);
+            ld = v.stride[2];
+            return;
+        }
+        T* to = own.reserve(part.size() * wide);
+        for (std::int64_t key = part.from; key < part.to; ++key, to += wide) {
+            read_row<T>(v, s.place(v, kv, key), v.stride[3], columns, to);
             for (std::int64_t j = columns; j < wide; ++j) to[j] = 0;
         }
         data = own.get();

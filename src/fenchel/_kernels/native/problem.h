@@ -18,6 +18,20 @@ struct View {
     }
 };
 
+// Keys and values that stand in pages of kChunk tokens, as a cache holds them. Views of keys and values are then (page,
+// head, token, component), and a sequence may have fewer keys than the longest; its last query is at its last key.
+struct CacheProblem {
+    const std::int64_t* pages;    // (batch, chunks): where each chunk of a sequence is
+    const std::int64_t* lengths;  // (batch): keys of a sequence
+    std::int64_t chunks;
+    View shadow;           // records of `shadow.h`, bytes (page, head); or nothing
+    std::int64_t* read;    // (row, 4): keys that are seen, that were bounded, that were scored, whose values were read
+    // For a proof, or null. (row, 2): the largest cut that a key was skipped for, and the largest bound of a skipped key;
+    // (row, key): one where a key was a candidate.
+    double* bound;
+    std::uint8_t* candidate;
+};
+
 // Packed sequences: `batch` counts them, `queries` and `keys` are of the longest, and query_start and key_start say how
 // many tokens come before each; views then have one batch, with the tokens of all sequences as rows. What is
 // absent has null data.
@@ -52,6 +66,17 @@ struct AttentionProblem {
     std::int64_t capacity;     // entries a block of rows may save
     std::int32_t* saved_key;   // (block, capacity)
     void* saved_distance;      // likewise, in the precision of the computation
+
+    const CacheProblem* cache;  // or null
+};
+
+// New keys and values of a cache are stored, and so is their shadow. All of one precision.
+struct AppendProblem {
+    std::int64_t batch, kv_heads, tokens, dim, value_dim;
+    View key, value;                        // new ones, (batch, head, token, component)
+    View stored_key, stored_value, shadow;  // (page, head, token, component)
+    const std::int64_t *pages, *lengths;    // as of a CacheProblem, before the new ones
+    std::int64_t chunks, threads;
 };
 
 // All in the precision of the computation, contiguous; null where nobody asks.

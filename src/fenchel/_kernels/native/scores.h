@@ -26,7 +26,7 @@ struct Scores {
     void enter(const Sequence& sequence, std::int64_t head) {
         s = &sequence;
         h = head;
-        const std::int64_t zero = p.queries - 1, key = sequence.first_key;
+        const std::int64_t zero = p.queries - 1 + sequence.late, key = sequence.first_key;
         relative = table(p.relative, zero);
         relative_mass = table(p.relative_mass, zero);
         of_key = table(p.of_key, key);
@@ -53,7 +53,8 @@ struct Scores {
         return r;
     }
     Range visible(std::int64_t query, const Range& near) const {
-        Range r{query + std::max(p.lowest, near.from), query + std::min(p.highest, near.to - 1) + 1};
+        const std::int64_t lowest = p.lowest - s->late, highest = p.highest - s->late;
+        Range r{query + std::max(lowest, near.from), query + std::min(highest, near.to - 1) + 1};
         const std::int64_t row = s->first_query + query;
         if (p.start.data) r.from = std::max(r.from, static_cast<const std::int64_t*>(p.start.data)[p.start.at(s->batch, h, row)]);
         if (p.stop.data) r.to = std::min(r.to, static_cast<const std::int64_t*>(p.stop.data)[p.stop.at(s->batch, h, row)]);
@@ -71,10 +72,13 @@ struct Scores {
 
     // Keys from .. to - 1 of one row: products become scores, and hidden keys -inf. Writes whole vectors.
     void finish(T* x, std::int64_t query, std::int64_t from, std::int64_t to) {
+        if (p.softcap > 0) cap(x, to - from);
+        finish_capped(x, query, from, to);
+    }
+    void finish_capped(T* x, std::int64_t query, std::int64_t from, std::int64_t to) {
         constexpr int W = Lanes<T>::W;
         const T hidden = -std::numeric_limits<T>::infinity();
         const std::int64_t n = to - from;
-        if (p.softcap > 0) cap(x, n);
         if (relative) add(x, relative + (from - query), n);
         if (of_key) add(x, of_key + from, n);
         if (p.bias.data) {
@@ -121,11 +125,24 @@ struct Scores {
         return bias < least ? bias : sum < least ? std::min(x, least) : sum;
     }
 
+    // The same for bounds on products, from above (sign 1) or below (-1). A rounded sum does not fall when a term grows, so
+    // that a bound stays one under a bias; the tangent is given room for its own rounding.
+    void finish_bound(T* x, std::int64_t query, std::int64_t from, std::int64_t to, T sign) {
+        if (plain()) return;
+        if (p.softcap > 0) {
+            cap(x, to - from);
+            const T room = sign * T(p.softcap) * T(0x1p-20);
+            for (std::int64_t j = 0; j < to - from; ++j) x[j] += room;
+        }
+        finish_capped(x, query, from, to);
+    }
+
     bool has_bias() const { return relative || of_key; }
     // Can single keys be finished, and their biases bounded without reading them all?
     bool screenable() const { return !p.bias.data && !holes && !(p.softcap > 0); }
     // The same as `finish` of one key.
     T finish_one(T x, std::int64_t query, std::int64_t key) const {
+        if (p.softcap > 0) x = (tangent<T>(fill<T>(x) * T(1 / p.softcap)) * T(p.softcap))[0];
         if (relative) x = add(x, relative[key - query]);
         if (of_key) x = add(x, of_key[key]);
         if (!p.mask.data) return x;

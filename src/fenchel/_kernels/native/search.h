@@ -242,11 +242,13 @@ inline bool broken(const Candidates<T>& c) {
     return bits != 0;
 }
 
+constexpr int kCutGroups = 4;  // vectors, of the largest scores that give a first cut
+
 // A cut from a whole number of vectors of scores, before any is a candidate. Some keys alone bound
 // the offset of all from below, and `at` becomes that bound; the largest of each lane and group are a good choice.
 template <class T>
 inline T first_cut(const Family<T>& family, const T* s, std::int64_t n, Offset<T>& at) {
-    constexpr int W = Lanes<T>::W, groups = 4;
+    constexpr int W = Lanes<T>::W, groups = kCutGroups;
     if (family.kind == Kind::softmax) return -std::numeric_limits<T>::infinity();
     const Vec<T> none = fill<T>(-std::numeric_limits<T>::infinity());
     Vec<T> best[groups] = {none, none, none, none};
@@ -270,7 +272,7 @@ inline T first_cut(const Family<T>& family, const T* s, std::int64_t n, Offset<T
 // The same with masses: of each lane and group the key that alone bounds the offset best.
 template <class T>
 inline T first_cut(const Family<T>& family, const T* s, const T* mass, std::int64_t n, Offset<T>& at) {
-    constexpr int W = Lanes<T>::W, groups = 4;
+    constexpr int W = Lanes<T>::W, groups = kCutGroups;
     if (family.kind == Kind::softmax) return -std::numeric_limits<T>::infinity();
     const T hidden = -std::numeric_limits<T>::infinity();
     Vec<T> best[groups], score[groups], of_best[groups];

@@ -13,6 +13,7 @@ struct Sequence {
     std::int64_t number, batch;               // its own; the batch of the views that it is in
     std::int64_t first_query, first_key;      // rows of the views before it
     std::int64_t queries, keys;
+    std::int64_t late = 0;                    // keys that the longest sequence of a cache has before its queries, and this one not
 
     Sequence(const AttentionProblem& problem, std::int64_t n) : p(problem), number(n) {
         const bool packed = p.query_start != nullptr;
@@ -20,7 +21,21 @@ struct Sequence {
         first_query = packed ? p.query_start[n] : 0;
         first_key = packed ? p.key_start[n] : 0;
         queries = packed ? p.query_start[n + 1] - first_query : p.queries;
-        keys = packed ? p.key_start[n + 1] - first_key : p.keys;
+        keys = packed ? p.key_start[n + 1] - first_key : p.cache ? p.cache->lengths[n] : p.keys;
+        if (p.cache) late = p.keys - keys;
+    }
+    // Where a key of a head is, in a view of keys or values.
+    std::int64_t place(const View& v, std::int64_t kv, std::int64_t key) const {
+        return p.cache ? v.at(page(key), kv, key % kChunk) : v.at(batch, kv, first_key + key);
+    }
+    std::int64_t page(std::int64_t key) const { return p.cache->pages[number * p.cache->chunks + key / kChunk]; }
+    // Whether the rows of these keys follow each other at the view's distance.
+    bool in_one_piece(const View& v, const Range& keys) const {
+        if (!p.cache || keys.from / kChunk == (keys.to - 1) / kChunk) return true;
+        if (v.stride[0] != kChunk * v.stride[2]) return false;
+        for (std::int64_t key = keys.from + kChunk; key / kChunk <= (keys.to - 1) / kChunk; key += kChunk)
+            if (page(key) != page(key - kChunk) + 1) return false;
+        return true;
     }
     bool packed() const { return p.query_start != nullptr; }
     std::int64_t blocks() const { return ceil_div(queries, kBlock); }

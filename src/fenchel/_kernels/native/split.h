@@ -7,6 +7,7 @@ struct SegmentResults {
     struct State {
         std::int64_t count, tightened;
         Offset<T> at, best;
+        Reading reading;
     };
     std::int64_t rows, segments;
     bool with_mass;
@@ -42,6 +43,7 @@ struct SplitForward : Forward<T> {
 
     void search(const Sequence& s, std::int64_t kv, std::int64_t segment, SegmentResults<T>& results, std::int64_t group) {
         this->prepare_few(s, kv, 0, rows(s));
+        this->shadow.next_block();
         const Range all = this->seen_by_long(s, rows(s));
         for (std::int64_t i = 0; i < rows(s); ++i)
             if (row[i].seen.from / kSegment != segment) row[i].found.count = 0;  // the sink is of the first segment
@@ -52,7 +54,7 @@ struct SplitForward : Forward<T> {
     }
     void put(const Row& r, std::int64_t i, SegmentResults<T>& results, std::int64_t list) const {
         const std::int64_t count = r.kept + r.found.count, to = list * results.kRoom, from = i * this->room;
-        results.state.get()[list] = {count, r.found.tightened, r.at, r.best};
+        results.state.get()[list] = {count, r.found.tightened, r.at, r.best, r.reading};
         std::memcpy(results.score.get() + to, this->candidate_score.get() + from, count * sizeof(T));
         std::memcpy(results.key.get() + to, this->candidate_key.get() + from, count * sizeof(std::int32_t));
         if (results.with_mass)
@@ -80,6 +82,7 @@ struct SplitForward : Forward<T> {
         if (c.mass) std::memcpy(c.mass, results.mass.get() + from, state.count * sizeof(T));
         c.count = state.count;
         c.tightened = state.tightened;
+        r.reading.join(state.reading);
         r.at = state.at;
         if (!r.spans_segments()) return;
         if (state.best.known && (!r.best.known || state.best.value() > r.best.value())) r.best = state.best;

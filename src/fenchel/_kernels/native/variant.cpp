@@ -38,7 +38,9 @@ namespace FENCHEL_VARIANT {
 #include "gather.h"
 #include "short.h"
 #include "screen.h"
+#include "shadow.h"
 #include "forward.h"
+#include "page.h"
 #include "split.h"
 #include "backward.h"
 #include "rows.h"
@@ -165,6 +167,12 @@ Outcome row_map(const RowsProblem& p) {
 Outcome row_map_gradient(const RowsGradient& p) {
     return p.dtype == kFloat64 ? differentiate_rows<double>(p) : differentiate_rows<float>(p);
 }
+
+Outcome append(const AppendProblem& p) {
+    const std::int64_t count = p.batch * p.kv_heads * (p.tokens / kChunk + 2);
+    return p.key.dtype == kFloat64 ? items<AppendWorker<double>>(count, 1, p) : items<AppendWorker<float>>(count, 1, p);
+}
+std::int64_t shadow_bytes(std::int64_t dim) { return ShadowShape(dim).bytes(); }
 
 Outcome paraboloid(const BallProblem& p) { return items<Ball>(p.pairs, p.dim == 3 ? 1 : 32, p); }
 Outcome mixture(const MixtureProblem& p) { return items<Mixture>(p.rows, 1, p); }

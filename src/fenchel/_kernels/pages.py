@@ -1,0 +1,154 @@
+"""Pages of a cache: keys, values, and the shadow of the keys that decoding reads first.
+
+A page holds PAGE tokens of all heads. Several caches may share a pool, and several sequences a
+page. The native code writes the shadow (`native/shadow.h`); without it there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fenchel._kernels.library import AppendProblem, View, loaded, run, view
+from fenchel._kernels.route import against_native
+
+PAGE = 512  # tokens: kChunk of native/problem.h
+
+
+class PagePool:
+    """Memory for pages. A page that nobody uses is given out again.
+
+    key, value: (kv_head, page, token, component), so that pages in a row are tokens in a row.
+    shadow: bytes (kv_head, page, byte); empty where there is no native code for it.
+    """
+
+    def __init__(
+        self,
+        kv_heads: int,
+        d: int,
+        d_value: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.kv_heads, self.d, self.d_value = kv_heads, d, d_value
+        self.dtype, self.device = dtype, torch.device(device)
+        self._users: list[int] = []  # of each page
+        self._free: list[int] = []  # some of these may be in use again
+        self._allocate(0)
+
+    def _allocate(self, pages: int) -> None:
+        empty = {"dtype": self.dtype, "device": self.device}
+        self.key = torch.empty((self.kv_heads, pages, PAGE, self.d), **empty)  # type: ignore[arg-type]
+        self.value = torch.empty((self.kv_heads, pages, PAGE, self.d_value), **empty)  # type: ignore[arg-type]
+        self.shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
+
+    def _record(self) -> int:
+        """Bytes of the shadow of one page of one head."""
+        native = loaded()
+        if native is None or self.device.type != "cpu" or self.dtype == torch.float64:
+            return 0
+        return native.shadow_bytes(self.d)
+
+    def __len__(self) -> int:
+        return self.key.shape[1]
+
+    def is_shared(self, page: int) -> bool:
+        """More than one sequence reads it."""
+        return self._users[page] > 1
+
+    def take(self, after: int | None) -> int:
+        """A page for one user, the one that follows `after` where it is free."""
+        page = -1 if after is None else after + 1
+        if not (0 <= page < len(self) and self._users[page] == 0):
+            while self._free and self._users[self._free[-1]]:
+                self._free.pop()
+            if not self._free:
+                self.grow(len(self) + max(1, len(self) // 2))
+            page = self._free.pop()
+        self._users[page] = 1
+        return page
+
+    def is_free(self, page: int) -> bool:
+        return page < len(self) and self._users[page] == 0
+
+    def join(self, pages: list[int]) -> None:
+        """One more user of each."""
+        for page in pages:
+            self._users[page] += 1
+
+    def leave(self, pages: list[int]) -> None:
+        """One user less of each."""
+        for page in pages:
+            self._users[page] -= 1
+            if self._users[page] == 0:
+                self._free.append(page)
+
+    def grow(self, pages: int) -> None:
+        """To so many pages; those there are keep their numbers."""
+        before = self.key, self.value, self.shadow
+        count = len(self)
+        self._allocate(pages)
+        for new, old in zip((self.key, self.value, self.shadow), before, strict=True):
+            new[:, :count] = old
+        self._users += [0] * (pages - count)
+        self._free = [*range(pages - 1, count - 1, -1), *self._free]
+
+    def lay_out(self, table: list[list[int]], room: int) -> list[list[int]]:
+        """All pages anew: those of each sequence in a row, with room for so many in all. Only where
+        no other cache has pages here."""
+        before = self.key, self.value, self.shadow
+        self._allocate(room * len(table))
+        self._users, self._free = [0] * len(self), list(range(len(self) - 1, -1, -1))
+        laid_out = []
+        for number, pages in enumerate(table):
+            start = number * room
+            for new, old in zip((self.key, self.value, self.shadow), before, strict=True):
+                new[:, start : start + len(pages)] = old[:, pages]
+            laid_out.append(list(range(start, start + len(pages))))
+            self.join(laid_out[-1])
+        return laid_out
+
+    def copy_page(self, page: int, to: int) -> None:
+        for storage in (self.key, self.value, self.shadow):
+            storage[:, to] = storage[:, page]
+
+    def write(
+        self, key: Tensor, value: Tensor, pages: Tensor, lengths: Tensor, table: list[list[int]]
+    ) -> None:
+        """Store new tokens (batch, kv_head, token, component) behind `lengths` others.
+
+        pages: (batch, chunk), as table; sequence b has its tokens i in page table[b][i // PAGE].
+        """
+        if against_native(key) is None and self.shadow.shape[-1] + (self.dtype == torch.float64):
+            run("append", self._problem(key, value, pages, lengths))
+            return
+        if self.shadow.shape[-1]:  # bytes of another time would be read as bounds
+            self.shadow = self.shadow.new_empty((self.kv_heads, len(self), 0))
+        for b, length in enumerate(lengths.tolist()):
+            place = torch.arange(length, length + key.shape[2])
+            page = torch.tensor(table[b])[place // PAGE].to(self.device)
+            row = (place % PAGE).to(self.device)
+            self.key[:, page, row] = key[b]
+            self.value[:, page, row] = value[b]
+
+    def _problem(self, key: Tensor, value: Tensor, pages: Tensor, lengths: Tensor) -> Any:
+        p: Any = AppendProblem()
+        p.batch, p.kv_heads, p.tokens, p.dim = key.shape
+        p.value_dim = value.shape[3]
+        p.key, p.value = view(key), view(value)
+        p.stored_key, p.stored_value, p.shadow = self.views()
+        p.pages, p.lengths = pages.data_ptr(), lengths.data_ptr()
+        p.chunks, p.threads = pages.shape[1], torch.get_num_threads()
+        return p
+
+    def views(self) -> tuple[Any, Any, Any]:
+        """(page, head, token, component) of keys, values and shadow, as native code reads them."""
+        key, value = view(self.key.transpose(0, 1)), view(self.value.transpose(0, 1))
+        shadow: Any = View()
+        if self.shadow.shape[-1]:
+            shadow.data = self.shadow.data_ptr()
+            shadow.stride_0, shadow.stride_1 = self.shadow.stride(1), self.shadow.stride(0)
+        return key, value, shadow
