@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._kernels.library import CacheProblem
 from fenchel._kernels.pages import PAGE, PagePool
 from fenchel._numerics import check_tensor, check_whole
 
@@ -22,15 +23,18 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class CacheRead:
     """What the last `decode` read, per sequence, head and query: (batch, head, query).
 
-    scored: keys whose exact score was computed. support: keys whose value was read.
-    bytes: of keys, values and shadow in all. A head's shadow is read once for all query heads
-    that share it; the bytes of exact keys are counted for each of them.
+    seen: visible keys. scored: keys whose exact score was computed. support: keys whose value was
+    read. bytes: of keys, values and shadow. bytes_of_all: of every visible key and value.
+
+    Query heads that share a key head read its shadow once, and so the keys of a page that is scored
+    whole; what they pick by themselves counts for each of them.
     """
 
+    seen: Tensor
     scored: Tensor
     support: Tensor
     bytes: int
-    bytes_of_all: int  # that attention over every visible key and value reads
+    bytes_of_all: int
 
     def __str__(self) -> str:
         share = self.bytes / max(1, self.bytes_of_all)
@@ -87,7 +91,7 @@ class KeyValueCache:
         self.pool, self.capacity = pool, capacity
         self._table: list[list[int]] = [[] for _ in range(batch)]
         self._lengths = [0] * batch
-        self._read: Any = None
+        self._counts_read: Tensor | None = None  # (batch, head, query, 5), as native code writes it
         self._lock = threading.Lock()
         self._renew()
         if capacity is not None and self._alone:
@@ -158,12 +162,27 @@ class KeyValueCache:
         }
 
     @property
+    def was_read(self) -> bool:
+        """`decode` was called."""
+        return self._counts_read is not None
+
+    @property
     def read(self) -> CacheRead:
         """What the last `decode` read."""
-        if self._read is None:
+        if self._counts_read is None:
             raise RuntimeError("nothing was decoded from this cache yet; call fl.decode first")
-        result: CacheRead = self._read()
-        return result
+        seen, bounded, whole, picked, support = self._counts_read.unbind(-1)
+        heads = (self.kv_heads, seen.shape[1] // self.kv_heads)
+
+        def once(count: Tensor) -> Tensor:
+            """For all rows that share a key head."""
+            return count.unflatten(1, heads).amax((2, 3)).sum()
+
+        size, width = self.dtype.itemsize, self.d + self.d_value
+        values = torch.minimum(support.sum(), once(seen))
+        exact = (once(whole) + picked.sum()) * self.d + values * self.d_value
+        total = once(bounded) * (self.d + 4) + exact * size
+        return CacheRead(seen, whole + picked, support, int(total), int(once(seen) * width * size))
 
     # ---- how it changes
 
@@ -189,6 +208,12 @@ class KeyValueCache:
             for b, count in enumerate(tokens):
                 self._append(key[b : b + 1, :, :count], value[b : b + 1, :, :count], range(b, b + 1))
             return None
+
+    def _append_to(self, b: int, key: Tensor, value: Tensor) -> None:
+        """To one sequence: (1, kv_head, token, component)."""
+        self._check_new(key.expand(self.batch, -1, -1, -1), value.expand(self.batch, -1, -1, -1))
+        with self._alone_in_here():
+            self._append(key, value, range(b, b + 1))
 
     def crop(self, length: int | Sequence[int]) -> None:
         """Keep the first tokens of each sequence: so many, or all where there are fewer."""
@@ -226,6 +251,8 @@ class KeyValueCache:
     def reorder(self, sequences: Sequence[int] | Tensor) -> None:
         """Sequence i becomes the former sequence sequences[i], as beam search needs it."""
         numbers = self._numbers(sequences)
+        if numbers == list(range(self.batch)):
+            return
         with self._alone_in_here():
             table = [list(self._table[b]) for b in numbers]
             for pages in table:
@@ -235,9 +262,24 @@ class KeyValueCache:
             self._table, self._lengths = table, [self._lengths[b] for b in numbers]
             self._renew()
 
+    def compact(self) -> None:
+        """The pages of each sequence in a row again, as `key` and `value` need them for a view.
+        Nothing happens where they are, or where the pool has other users."""
+        if self._step is not None or not self._alone or not any(self._lengths):
+            return
+        with self._alone_in_here():
+            self._lay_out(max(len(pages) for pages in self._table))
+            self._renew()
+
     def close(self) -> None:
         """Give the pages back to the pool; the cache is empty then."""
         self.crop(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lock": None, "_struct": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     def __del__(self) -> None:
         pool = getattr(self, "pool", None)
@@ -362,6 +404,16 @@ class KeyValueCache:
         self._pages = torch.tensor(rows, dtype=torch.int64)
         self._counts = torch.tensor(self._lengths, dtype=torch.int64)
         self._step = self._step_between_sequences()
+        self._struct: Any = None
+
+    def _native_struct(self) -> Any:
+        """What native code reads about pages and lengths; made again when they change."""
+        if self._struct is None or self._struct_pool is not self.pool.shadow:
+            c: Any = CacheProblem()
+            c.pages, c.lengths = self._pages.data_ptr(), self._counts.data_ptr()
+            c.chunks, c.shadow = self._pages.shape[1], self.pool.views()[2]
+            self._struct, self._struct_pool = c, self.pool.shadow
+        return self._struct
 
     def _step_between_sequences(self) -> int | None:
         """Pages from the start of one sequence to that of the next, if all pages stand in rows."""

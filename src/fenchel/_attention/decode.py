@@ -10,20 +10,22 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fenchel._attention.cache import CacheRead, KeyValueCache
+from fenchel._attention.cache import KeyValueCache
 from fenchel._attention.call import AttentionCall, Options, observer, prepare
 from fenchel._attention.front import attention, paths_of
-from fenchel._attention.plans import Described, describe, recall, remember
+from fenchel._attention.dense import as_tsallis
+from fenchel._attention.plans import Described, describe_lengths, recall, remember
 from fenchel._attention.proof import DecodeProof
 from fenchel._attention.sparse import NATIVE_PATH, CallNumbers, arguments
 from fenchel._kernels.attention_call import Saved, problem
 from fenchel._kernels.attention_plan import Extent
-from fenchel._kernels.library import CacheProblem, run, view
+from fenchel._kernels.library import run, view
 from fenchel._kernels.route import choose
 from fenchel._numerics import check_tensor, transformed
-from fenchel.priors.contract import Prior
+from fenchel.priors.contract import Prior, factors
 from fenchel.priors.kinds import Causal, Documents
 from fenchel.regularizers.contract import Regularizer, resolve_regularizer
+from fenchel.regularizers.shannon import Shannon
 from fenchel.regularizers.tsallis import Tsallis
 
 _ENTMAX = Tsallis(1.5)
@@ -97,7 +99,7 @@ def attend_cached(
     query: Tensor, cache: KeyValueCache, regularizer: Regularizer | Module, options: Options
 ) -> Tensor:
     """The same where the caller has placed the priors, as models do."""
-    call = _Decoding(query, cache, resolve_regularizer(regularizer))
+    call = _Decoding(query, cache, resolve_regularizer(regularizer), causal=False)
     with cache._alone_in_here(), torch.no_grad():
         return call.run(options, False)[0]
 
@@ -105,7 +107,9 @@ def attend_cached(
 class _Decoding:
     """One call: who asks, what is remembered, and how weights are found."""
 
-    def __init__(self, query: Tensor, cache: KeyValueCache, regularizer: Regularizer) -> None:
+    def __init__(
+        self, query: Tensor, cache: KeyValueCache, regularizer: Regularizer, causal: bool = True
+    ) -> None:
         if not isinstance(cache, KeyValueCache):
             raise TypeError(f"cache must be a KeyValueCache, got {type(cache).__name__}")
         _check_query(query, cache)
@@ -113,6 +117,7 @@ class _Decoding:
         self.queries, self.keys = query.shape[2], len(cache)
         self.offset = self.keys - self.queries
         self.is_even = min(cache.lengths) == self.keys
+        self.is_causal = causal and self.queries > 1  # the last token sees everything in any case
 
     def place(self, options: Options) -> Options:
         """With priors where the queries are."""
@@ -156,29 +161,29 @@ class _Decoding:
     # ---- native kernels
 
     def _native(self, options: Options, proof: bool) -> tuple[Tensor, Any, Any] | None:
-        if not isinstance(self.regularizer, Tsallis) or observer() is not None or transformed():
+        regularizer, query, cache = self.regularizer, self.query, self.cache
+        if not isinstance(regularizer, Tsallis | Shannon) or not (
+            self.is_even or not _holds_documents(options)
+        ):
             return None
-        if not self.is_even and self._has_tables_by_query(options):
+        if not query.is_cpu or observer() is not None or transformed():
             return None
-        query, cache = self.query, self.cache
-        nothing = query.new_zeros(())
-        key = nothing.expand(cache.batch, cache.kv_heads, self.keys, cache.d)
-        value = nothing.expand(cache.batch, cache.kv_heads, self.keys, cache.d_value)
-        described = describe((query, key, value), self.regularizer, options)
+        lengths = (cache.batch, query.shape[1], cache.kv_heads, self.queries, self.keys)
+        lengths = (*lengths, cache.d, cache.d_value)
+        described = describe_lengths(lengths, query.dtype, regularizer, options)
         plan = None if described is None else recall(described.kind)
         call: AttentionCall | None = None
         if plan is None:
-            call = prepare(query, key, value, options)
-            path, _ = choose(paths_of(call, self.regularizer))
+            call = self._call(options)
+            path, _ = choose(paths_of(call, regularizer))
             if path.name != NATIVE_PATH:
                 return None
             if described is not None:
-                plan = remember(described.kind, call, self.regularizer)
+                plan = remember(described.kind, call, regularizer)
         struct = _Struct(self, proof)
         output = query.new_empty((*query.shape[:3], cache.d_value))
         if plan is not None and described is not None:
-            pool = cache.pool
-            operands = query, pool.key.transpose(0, 1), pool.value.transpose(0, 1)
+            operands = query, *cache.pool.operands
             plan.attend_pages(self._extent(described), *operands, output, struct.address)
         else:
             assert call is not None
@@ -186,24 +191,30 @@ class _Decoding:
         struct.note()
         return output, struct.candidates, struct.bounds
 
+    def _call(self, options: Options) -> AttentionCall:
+        """With nothing in place of keys and values: only their shapes count."""
+        nothing, cache = self.query.new_zeros(()), self.cache
+        key = nothing.expand(cache.batch, cache.kv_heads, self.keys, cache.d)
+        value = nothing.expand(cache.batch, cache.kv_heads, self.keys, cache.d_value)
+        return prepare(self.query, key, value, options)
+
     def _extent(self, described: Described) -> Extent:
         extent = described.extent
+        if not self.is_causal:
+            return extent
         return extent._replace(highest=min(extent.highest, self.offset))
 
     def _run_arguments(self, call: AttentionCall, output: Tensor, struct: _Struct) -> None:
         """A call whose kind has no plan."""
-        call = replace(call, causal=True, first=self.offset)
-        assert isinstance(self.regularizer, Tsallis)
-        x = arguments(CallNumbers(call), self.regularizer)
+        if self.is_causal:
+            call = replace(call, causal=True, first=self.offset)
+        assert isinstance(self.regularizer, Tsallis | Shannon)
+        x = arguments(CallNumbers(call), as_tsallis(self.regularizer))
         nothing = output.new_empty(0)
         p, _kept = problem(x, Saved(nothing, nothing, nothing, nothing))
         p.key, p.value, _ = self.cache.pool.views()
         p.output, p.cache = view(output), struct.address
         run("attention", p)
-
-    def _has_tables_by_query(self, options: Options) -> bool:
-        """Something is said about queries by their place in the longest sequence."""
-        return any(_holds_documents(term) for term in (options.base, options.attn_mask))
 
     # ---- everything else
 
@@ -219,7 +230,7 @@ class _Decoding:
 
     def _causal(self, options: Options) -> Options:
         """With a mask that hides the tokens after each query."""
-        if self.queries == 1:
+        if not self.is_causal:
             return options
         past = Causal(self.offset)
         for name in ("base", "attn_mask"):
@@ -235,8 +246,8 @@ class _Decoding:
         shape = self.query.shape[:3]
         lengths = torch.tensor(self.cache.lengths).view(-1, 1, 1).expand(shape)
         nothing = torch.zeros_like(lengths)
-        counts = torch.stack([lengths, nothing, lengths, lengths], -1)
-        self.cache._read = lambda: _reading(self.cache, counts)
+        counts = torch.stack([lengths, nothing, lengths, nothing, lengths], -1)
+        self.cache._counts_read = counts
 
 
 class _Struct:
@@ -245,42 +256,27 @@ class _Struct:
     def __init__(self, call: _Decoding, proof: bool) -> None:
         cache, rows = call.cache, call.query.shape[:3]
         self._cache, self.candidates, self.bounds = cache, None, None
-        self._counts = torch.empty((*rows, 4), dtype=torch.int64)
-        c: Any = CacheProblem()
-        c.pages, c.lengths = cache._pages.data_ptr(), cache._counts.data_ptr()
-        c.chunks, c.read = cache._pages.shape[1], self._counts.data_ptr()
-        c.shadow = cache.pool.views()[2]
+        self._counts = call.query.new_empty((*rows, 5), dtype=torch.int64)
+        c = cache._native_struct()
+        c.read, c.candidate, c.bound = self._counts.data_ptr(), None, None
         if proof:
             self.candidates = torch.zeros((*rows, call.keys), dtype=torch.bool)
             self.bounds = torch.empty((*rows, 2), dtype=torch.float64)
             c.candidate, c.bound = self.candidates.data_ptr(), self.bounds.data_ptr()
-        self._struct = c
         self.address = ctypes.addressof(c)
 
     def note(self) -> None:
-        cache, counts = self._cache, self._counts
-        cache._read = lambda: _reading(cache, counts)
-
-
-def _reading(cache: KeyValueCache, counts: Tensor) -> CacheRead:
-    seen, bounded, scored, support = counts.unbind(-1)
-    heads = counts.shape[1] // cache.kv_heads
-    size = cache.dtype.itemsize
-    of_shadow = bounded.unflatten(1, (cache.kv_heads, heads)).amax((2, 3)).sum() * (cache.d + 4)
-    exact = (scored * cache.d + support * cache.d_value).sum() * size
-    visible = seen.unflatten(1, (cache.kv_heads, heads)).amax((2, 3)).sum()
-    of_all = visible * (cache.d + cache.d_value) * size
-    return CacheRead(scored, support, int(of_shadow + exact), int(of_all))
+        self._cache._counts_read = self._counts
 
 
 def _both(prior: Prior, past: Causal) -> Prior:
     return prior * (past if prior.offset is not None or not past.offset else Causal(past.offset))
 
 
-def _holds_documents(term: object) -> bool:
-    from fenchel.priors.contract import factors
-
-    return isinstance(term, Prior) and any(isinstance(x, Documents) for x in factors(term))
+def _holds_documents(options: Options) -> bool:
+    """Something is said about queries by their place in the longest sequence."""
+    priors = (term for term in (options.base, options.attn_mask) if isinstance(term, Prior))
+    return any(isinstance(x, Documents) for prior in priors for x in factors(prior))
 
 
 def _check_query(query: Tensor, cache: KeyValueCache) -> None:

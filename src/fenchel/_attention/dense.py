@@ -56,7 +56,8 @@ class _StructuredSoftmax:
 
     def against(self) -> Reason:
         call, temperature = self.numbers.call, self.regularizer.temperature
-        if not call.priors and not call.softcap:
+        few = is_decoding(call.query, call.key, call.value)
+        if not call.priors and not call.softcap and not few:
             return "torch's attention is made for softmax without structure"
         if isinstance(call.base, Tensor) and call.base.dtype != torch.bool:
             return "a base that is a tensor becomes a bias of torch's attention"
@@ -66,9 +67,25 @@ class _StructuredSoftmax:
         return reason or against_whole(self.numbers, Tsallis(1.0))
 
     def attend(self) -> Tensor:
-        temperature = self.regularizer.temperature
-        assert not isinstance(temperature, Tensor)
-        return attend_structured(self.numbers, Tsallis(1.0, temperature=temperature))
+        return attend_structured(self.numbers, as_tsallis(self.regularizer))
+
+
+def as_tsallis(regularizer: Tsallis | Shannon) -> Tsallis:
+    """The same in the words of the fused kernels."""
+    if isinstance(regularizer, Tsallis):
+        return regularizer
+    return Tsallis(1.0, temperature=regularizer.temperature)
+
+
+_FEW = 16  # queries that share one reading of the keys: kFew of native/problem.h
+
+
+def is_decoding(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Few queries and no derivative: heads that share keys read them once in our kernels, and for
+    each of them in torch's."""
+    trains = query.requires_grad or key.requires_grad or value.requires_grad
+    few: bool = query.shape[-2] <= _FEW  # a tracer has a tensor
+    return few and not (trains and torch.is_grad_enabled())
 
 
 def _against(call: AttentionCall, regularizer: Shannon) -> Reason:

@@ -87,7 +87,7 @@ def _attend(
     call = prepare(query, key, value, options)
     path, _ = choose(paths_of(call, regularizer))
     if described is not None and path.name == NATIVE_PATH:
-        assert isinstance(regularizer, Tsallis)
+        assert isinstance(regularizer, Tsallis | Shannon)
         plan = remember(described.kind, call, regularizer)
         return run(plan, described.extent, query, key, value)  # checkpoints count what is saved
     watch = observer()

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from fenchel._attention.call import AttentionCall, Options, observer
+from fenchel._attention.dense import as_tsallis, is_decoding
 from fenchel._attention.sparse import CallNumbers, arguments
 from fenchel._kernels.attention import differentiate, is_followed
 from fenchel._kernels.attention_call import FAR, Arguments
-from fenchel._kernels.attention_plan import Extent, Plan, lengths_of
+from fenchel._kernels.attention_plan import Extent, Lengths, Plan, lengths_of
 from fenchel._kernels.library import is_mentioned
 from fenchel._kernels.route import chosen_kernels
 from fenchel._numerics import transformed
 from fenchel.priors.contract import Prior, Product, Shifted
 from fenchel.priors.kinds import ALiBi, Causal, SlidingWindow
+from fenchel.regularizers.shannon import Shannon
 from fenchel.regularizers.tsallis import Tsallis
 
 _MOST = 256  # plans
@@ -46,10 +48,27 @@ def describe(
     operands: tuple[Tensor, Tensor, Tensor], regularizer: object, options: Options
 ) -> Described | None:
     """None for calls that are not planned."""
-    if type(regularizer) is not Tsallis or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not all(map(_is_plain, operands)):
+        return None
+    query, key, value = operands
+    lengths = lengths_of(query, key, value, options.enable_gqa)
+    if lengths is None or key.dtype is not query.dtype or value.dtype is not query.dtype:
+        return None
+    if type(regularizer) is Shannon and not is_decoding(*operands):
+        return None
+    return describe_lengths(lengths, query.dtype, regularizer, options)
+
+
+def describe_lengths(
+    lengths: Lengths, dtype: torch.dtype, regularizer: object, options: Options
+) -> Described | None:
+    """The same for operands that need no more looking at."""
+    softmax = type(regularizer) is Shannon
+    if not softmax and type(regularizer) is not Tsallis:
         return None
     base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap = options
-    alpha, temperature = regularizer.alpha, regularizer.temperature
+    alpha = 1.0 if softmax else regularizer.alpha  # type: ignore[attr-defined]
+    temperature = regularizer.temperature  # type: ignore[attr-defined]
     if (
         type(alpha) not in _NUMBERS
         or type(temperature) not in _NUMBERS
@@ -59,22 +78,17 @@ def describe(
         or type(softcap) not in _OPTIONAL
         or type(dropout_p) not in _NUMBERS
         or dropout_p != 0
-        or not all(map(_is_plain, operands))
         or _is_watched()
     ):
-        return None
-    query, key, value = operands
-    dtype, lengths = query.dtype, lengths_of(query, key, value, enable_gqa)
-    if lengths is None or key.dtype is not dtype or value.dtype is not dtype:
         return None
     if not (_is_constant(base) and _is_constant(attn_mask)):
         return None
     bounds = _bounds(base, attn_mask)
-    tables = None if bounds is not None else (base, attn_mask, query.shape, key.shape)
+    tables = None if bounds is not None else (base, attn_mask, lengths)
     lowest, highest = bounds or (-FAR, FAR)
     if lowest > FAR or highest < -FAR:
         return None
-    kind = (alpha, temperature, is_causal, scale, softcap, dtype, query.shape[3], tables)
+    kind = (alpha, softmax, temperature, is_causal, scale, softcap, dtype, lengths[5], tables)
     return Described(kind, Extent(*lengths, lowest, highest))
 
 
@@ -138,11 +152,11 @@ def recall(kind: tuple[Any, ...]) -> Plan | None:
     return _PLANS.get(kind)
 
 
-def remember(kind: tuple[Any, ...], call: AttentionCall, regularizer: Tsallis) -> Plan:
+def remember(kind: tuple[Any, ...], call: AttentionCall, regularizer: Tsallis | Shannon) -> Plan:
     """The kernels run this call: the next one of its kind can go to them at once."""
     if all(prior.is_mask for prior in call.priors):  # which are in the extent of each call
         call = replace(call, bias=None, base=None)
-    plan = Plan(arguments(CallNumbers(call), regularizer))
+    plan = Plan(arguments(CallNumbers(call), as_tsallis(regularizer)))
     if plan.nbytes <= _LARGEST:
         if len(_PLANS) >= _MOST:
             _PLANS.clear()

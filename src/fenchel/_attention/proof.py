@@ -78,7 +78,8 @@ class DecodeProof:
         repeats = query.shape[1] // key.shape[1]
         longest = key.double().norm(dim=-1).nan_to_num(0.0).amax(-1).repeat_interleave(repeats, 1)
         product = query.double().norm(dim=-1) * longest.unsqueeze(-1) * scale / temperature
-        return (query.shape[-1] + 16) * ulp * product
+        added = self.largest_skipped.abs().nan_to_num(0.0, 0.0) + self.cut.abs().nan_to_num(0.0, 0.0)
+        return ulp * ((query.shape[-1] + 16) * product + 4 * added)  # a bias is rounded with it
 
     @staticmethod
     def _require(holds: Tensor, what: str) -> None:

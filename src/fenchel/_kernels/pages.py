@@ -15,6 +15,7 @@ from fenchel._kernels.library import AppendProblem, View, loaded, run, view
 from fenchel._kernels.route import against_native
 
 PAGE = 512  # tokens: kChunk of native/problem.h
+_SMALL = 256  # keys that one thread stores sooner than two
 
 
 class PagePool:
@@ -44,6 +45,8 @@ class PagePool:
         self.key = torch.empty((self.kv_heads, pages, PAGE, self.d), **empty)  # type: ignore[arg-type]
         self.value = torch.empty((self.kv_heads, pages, PAGE, self.d_value), **empty)  # type: ignore[arg-type]
         self.shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
+        # (page, head, token, component), as native code reads them
+        self.operands = self.key.transpose(0, 1), self.value.transpose(0, 1)
 
     def _record(self) -> int:
         """Bytes of the shadow of one page of one head."""
@@ -141,12 +144,13 @@ class PagePool:
         p.key, p.value = view(key), view(value)
         p.stored_key, p.stored_value, p.shadow = self.views()
         p.pages, p.lengths = pages.data_ptr(), lengths.data_ptr()
-        p.chunks, p.threads = pages.shape[1], torch.get_num_threads()
+        small = key.shape[0] * key.shape[1] * key.shape[2] <= _SMALL
+        p.chunks, p.threads = pages.shape[1], 1 if small else torch.get_num_threads()
         return p
 
     def views(self) -> tuple[Any, Any, Any]:
         """(page, head, token, component) of keys, values and shadow, as native code reads them."""
-        key, value = view(self.key.transpose(0, 1)), view(self.value.transpose(0, 1))
+        key, value = map(view, self.operands)
         shadow: Any = View()
         if self.shadow.shape[-1]:
             shadow.data = self.shadow.data_ptr()

@@ -5,12 +5,13 @@ hf.check(model)
 hf.convert(model, Tsallis(1.3))
 """
 
+from fenchel.hf.cache import Cache
 from fenchel.hf.check import Check, check
 from fenchel.hf.convert import convert
 from fenchel.hf.gate import install as _install
 from fenchel.hf.registry import names, register, register_standard
 
-__all__ = ["Check", "check", "convert", "names", "register"]
+__all__ = ["Cache", "Check", "check", "convert", "names", "register"]
 
 register_standard()
 _install()

@@ -1,6 +1,6 @@
 """Where transformers decides about a name: ours are found, and nothing stays behind in silence.
 
-transformers takes any registered name for any model, also for one that never asks. Three of its
+transformers takes any registered name for any model, also for one that never asks. Four of its
 methods are wrapped once, when `fenchel.hf` is imported; other names pass through untouched.
 """
 
@@ -14,21 +14,22 @@ from typing import Any
 from torch import nn
 
 from fenchel.hf import in_place
+from fenchel.hf.cache import use_cache
 from fenchel.hf.convert import modules_that_ask
 from fenchel.hf.held import CONFIG_ATTRIBUTE, CONFIG_MASKS, REGULARIZER_ATTRIBUTE, drop, rebuild
-from fenchel.hf.library import PreTrainedModel
+from fenchel.hf.library import GenerationMixin, PreTrainedModel
 from fenchel.hf.names import PER_MODULE, PREFIX
 from fenchel.hf.registry import resolve_name
 
 
 def install() -> None:
     """Once; again it does nothing."""
-    for name, wrap in _WRAPPED.items():
-        method = getattr(PreTrainedModel, name)
+    for (owner, name), wrap in _WRAPPED.items():
+        method = getattr(owner, name)
         if not hasattr(method, "_fenchel_wraps"):
             wrapped: Any = wraps(method)(wrap(method))
             wrapped._fenchel_wraps = True
-            setattr(PreTrainedModel, name, wrapped)
+            setattr(owner, name, wrapped)
 
 
 def _name_of(model: Any) -> str:
@@ -113,8 +114,22 @@ def _rebuild_once(saved: Any, attentions: Mapping[str, nn.Module]) -> None:
         rebuild(saved, attentions)
 
 
+def _caching(method: Any) -> Any:
+    """`_prepare_cache_for_generation`: a converted model decodes from a cache of ours."""
+
+    def prepare(self: Any, generation_config: Any, model_kwargs: Any, *args: Any, **rest: Any) -> Any:
+        given = model_kwargs.get("past_key_values")
+        result = method(self, generation_config, model_kwargs, *args, **rest)
+        if given is None and _name_of(self).startswith(PREFIX):
+            use_cache(self, model_kwargs)
+        return result
+
+    return prepare
+
+
 _WRAPPED = {
-    "get_correct_attn_implementation": _resolving,
-    "set_attn_implementation": _checking,
-    "post_init": _finishing,
+    (PreTrainedModel, "get_correct_attn_implementation"): _resolving,
+    (PreTrainedModel, "set_attn_implementation"): _checking,
+    (PreTrainedModel, "post_init"): _finishing,
+    (GenerationMixin, "_prepare_cache_for_generation"): _caching,
 }

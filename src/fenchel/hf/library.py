@@ -6,6 +6,7 @@ from typing import Any
 
 try:
     import transformers
+    from transformers import cache_utils as _cache_utils
     from transformers import masking_utils as _masking_utils
     from transformers.pytorch_utils import Conv1D as _Conv1D
     from transformers.utils import output_capturing
@@ -22,6 +23,9 @@ AttentionMaskInterface: Any = transformers.AttentionMaskInterface
 attention_functions: Any = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
 PreTrainedModel: Any = transformers.PreTrainedModel
 PreTrainedConfig: Any = transformers.PreTrainedConfig
+GenerationMixin: Any = transformers.GenerationMixin
+DynamicCache: Any = _cache_utils.DynamicCache
+DynamicLayer: Any = _cache_utils.DynamicLayer
 Conv1D: Any = _Conv1D
 masking_utils: Any = _masking_utils
 is_tracing: Any = _is_tracing

@@ -3,15 +3,16 @@
 // What a row does depends on its own scores and on where its keys stand, never on the rows beside it: a prompt, the
 // same tokens one by one, packed or in a batch, give the same bits.
 
-// What a row read of a cache: keys that were bounded and scored, the largest cut that keys were skipped for, and the largest
+// What a row read of a cache: keys that were bounded, scored with their page and scored alone, the largest cut that keys were skipped for, and the largest
 // bound among those.
 struct Reading {
-    std::int64_t bounded = 0, scored = 0;
+    std::int64_t bounded = 0, whole = 0, picked = 0;
     double cut = -HUGE_VAL, skipped = -HUGE_VAL;
 
     void join(const Reading& other) {
         bounded += other.bounded;
-        scored += other.scored;
+        whole += other.whole;
+        picked += other.picked;
         cut = std::max(cut, other.cut);
         skipped = std::max(skipped, other.skipped);
     }

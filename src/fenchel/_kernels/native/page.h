@@ -98,7 +98,7 @@ bool Forward<T>::cut_from_page(const Sequence& s, std::int64_t i, const Range& m
     if (3 * count > n + 3 * lanes) return false;
     score_keys(s, i, key, count, chosen);
     Row& r = row[i];
-    r.reading.scored += count;
+    r.reading.picked += count;
     for (std::int64_t k = 0; k < count; ++k) x[key[k] - mine.from] = scores.finish_one(chosen[k], r.query, key[k]);
     for (std::int64_t j = n; j < padded(n, Lanes<T>::W); ++j) x[j] = none;
     r.cut = first_cut(r.family, x, n, r.at);
@@ -138,13 +138,13 @@ void Forward<T>::score_keys(const Sequence& s, std::int64_t i, const std::int32_
 template <class T>
 void Forward<T>::note_scored(const Sequence& s, Row& r, const Range& part) {
     if (!p.cache) return;
-    r.reading.scored += part.size();
+    r.reading.whole += part.size();
     if (p.cache->candidate) std::memset(p.cache->candidate + s.row(r.h, r.query) * p.keys + part.from, 1, part.size());
 }
 template <class T>
 void Forward<T>::note_page(const Sequence& s, Row& r, const Range& mine, const T* upper, const std::int32_t* key, std::int64_t n) {
     r.reading.bounded += mine.size();
-    r.reading.scored += n;
+    r.reading.picked += n;
     if (!p.cache->candidate) return;
     std::uint8_t* candidate = p.cache->candidate + s.row(r.h, r.query) * p.keys;
     for (std::int64_t k = 0; k < n; ++k) candidate[key[k]] = 1;
@@ -156,11 +156,12 @@ template <class T>
 void Forward<T>::report(const Sequence& s, const Row& r) const {
     if (!p.cache || !p.cache->read) return;
     const std::int64_t number = s.row(r.h, r.query), sink = first_real(r.found);
-    std::int64_t* to = p.cache->read + 4 * number;
+    std::int64_t* to = p.cache->read + 5 * number;
     to[0] = r.seen.size();
     to[1] = r.reading.bounded;
-    to[2] = r.is_short ? r.seen.size() : r.reading.scored;
-    to[3] = r.done ? r.seen.size() : r.found.count - sink;
+    to[2] = r.is_short ? r.seen.size() : r.reading.whole;
+    to[3] = r.reading.picked;
+    to[4] = r.done ? r.seen.size() : r.found.count - sink;
     if (!p.cache->bound) return;
     p.cache->bound[2 * number] = r.reading.cut;
     p.cache->bound[2 * number + 1] = r.reading.skipped;

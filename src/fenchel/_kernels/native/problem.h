@@ -25,7 +25,8 @@ struct CacheProblem {
     const std::int64_t* lengths;  // (batch): keys of a sequence
     std::int64_t chunks;
     View shadow;           // records of `shadow.h`, bytes (page, head); or nothing
-    std::int64_t* read;    // (row, 4): keys that are seen, that were bounded, that were scored, whose values were read
+    // (row, 5): keys that are seen; that were bounded; scored with their whole page; scored alone; whose values were read.
+    std::int64_t* read;
     // For a proof, or null. (row, 2): the largest cut that a key was skipped for, and the largest bound of a skipped key;
     // (row, key): one where a key was a candidate.
     double* bound;
