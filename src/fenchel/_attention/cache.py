@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,22 @@ class CacheRead:
             f"{self.scored.double().mean():.1f} keys scored and {self.support.double().mean():.1f} "
             f"values read per query; {self.bytes:,} bytes, {share:.3f} of all keys and values"
         )
+
+
+class _Lock:
+    """One thread at a time; a second one does not wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "this cache is in use by another thread; give each thread its own, by select()"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class KeyValueCache:
@@ -92,7 +107,7 @@ class KeyValueCache:
         self._table: list[list[int]] = [[] for _ in range(batch)]
         self._lengths = [0] * batch
         self._counts_read: Tensor | None = None  # (batch, head, query, 5), as native code writes it
-        self._lock = threading.Lock()
+        self._lock = _Lock()
         self._renew()
         if capacity is not None and self._alone:
             self._table = pool.lay_out(self._table, -(-capacity // PAGE))
@@ -279,7 +294,7 @@ class KeyValueCache:
         return {**vars(self), "_lock": None, "_struct": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
+        vars(self).update(state, _lock=_Lock())
 
     def __del__(self) -> None:
         pool = getattr(self, "pool", None)
@@ -309,18 +324,14 @@ class KeyValueCache:
             raise ValueError(f"sequences must be numbers from 0 to {self.batch - 1}, got {numbers}")
         return numbers
 
-    @contextmanager
-    def _alone_in_here(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                "this cache is in use by another thread; give each thread its own, by select()"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
+    def _alone_in_here(self) -> _Lock:
+        """For a `with`."""
+        return self._lock
 
     def _check_new(self, key: Tensor, value: Tensor) -> None:
+        if self._fits(key, self.d) and self._fits(value, self.d_value):
+            if key.shape[2] == value.shape[2]:
+                return
         for name, tensor, width in (("key", key, self.d), ("value", value, self.d_value)):
             check_tensor(tensor, name)
             expected = (self.batch, self.kv_heads, width)
@@ -339,6 +350,14 @@ class KeyValueCache:
                 f"key has {key.shape[2]} tokens and value {value.shape[2]}; they must be as many"
             )
 
+    def _fits(self, tensor: Tensor, width: int) -> bool:
+        pool = self.pool
+        if type(tensor) is not Tensor or tensor.ndim != 4 or tensor.dtype is not pool.dtype:
+            return False
+        batch, heads, _, components = tensor.shape
+        shape = batch == len(self._lengths) and heads == pool.kv_heads and components == width
+        return shape and tensor.device == pool.device
+
     def _check_room(self, lengths: list[int]) -> None:
         if self.capacity is not None and max(lengths) > self.capacity:
             raise ValueError(
@@ -352,12 +371,14 @@ class KeyValueCache:
             return
         self._check_room([self._lengths[b] + count for b in sequences])
         self._make_room(sequences, count)
-        rows = slice(sequences.start, sequences.stop)
-        table = self._table[rows]
-        self.pool.write(key.detach(), value.detach(), self._pages[rows], self._counts[rows], table)
+        first, last = sequences.start, sequences.stop
+        pages, counts = self._pages, self._counts
+        if last - first < self.batch:
+            pages, counts = pages[first:last], counts[first:last]
+        self.pool.write(key, value, pages, counts, self._table[first:last])
         for b in sequences:
             self._lengths[b] += count
-        self._counts[rows] += count
+        counts.add_(count)
 
     def _make_room(self, sequences: range, count: int) -> None:
         """Pages for so many new tokens, none of them shared."""

@@ -100,7 +100,7 @@ def observer() -> Observer | None:
     return OBSERVER.get()
 
 
-# Compiled code has none, as `_against_library` in `_kernels/route.py` has one choice of kernels.
+# Compiled code has none, as `against_library` in `_kernels/route.py` has one choice of kernels.
 observer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

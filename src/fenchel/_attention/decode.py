@@ -88,7 +88,7 @@ def decode(
     """
     call = _Decoding(query, cache, resolve_regularizer(regularizer))
     options = call.place(Options(base, attn_mask, False, scale, 0.0, True, softcap))
-    with cache._alone_in_here(), torch.no_grad():
+    with cache._alone_in_here():
         output, candidates, bounds = call.run(options, proof)
     if not proof:
         return output
@@ -100,7 +100,7 @@ def attend_cached(
 ) -> Tensor:
     """The same where the caller has placed the priors, as models do."""
     call = _Decoding(query, cache, resolve_regularizer(regularizer), causal=False)
-    with cache._alone_in_here(), torch.no_grad():
+    with cache._alone_in_here():
         return call.run(options, False)[0]
 
 
@@ -113,10 +113,11 @@ class _Decoding:
         if not isinstance(cache, KeyValueCache):
             raise TypeError(f"cache must be a KeyValueCache, got {type(cache).__name__}")
         _check_query(query, cache)
-        self.query, self.cache, self.regularizer = query.detach(), cache, regularizer
+        self.query = query.detach() if query.requires_grad else query
+        self.cache, self.regularizer = cache, regularizer
         self.queries, self.keys = query.shape[2], len(cache)
         self.offset = self.keys - self.queries
-        self.is_even = min(cache.lengths) == self.keys
+        self.is_even = cache.batch == 1 or min(cache.lengths) == self.keys
         self.is_causal = causal and self.queries > 1  # the last token sees everything in any case
 
     def place(self, options: Options) -> Options:
@@ -162,9 +163,9 @@ class _Decoding:
 
     def _native(self, options: Options, proof: bool) -> tuple[Tensor, Any, Any] | None:
         regularizer, query, cache = self.regularizer, self.query, self.cache
-        if not isinstance(regularizer, Tsallis | Shannon) or not (
-            self.is_even or not _holds_documents(options)
-        ):
+        if not isinstance(regularizer, Tsallis | Shannon):
+            return None
+        if not self.is_even and _holds_documents(options):
             return None
         if not query.is_cpu or observer() is not None or transformed():
             return None
@@ -220,8 +221,9 @@ class _Decoding:
 
     def _attend_all(self, options: Options) -> Tensor:
         if self.is_even:
-            key, value = self.cache.key, self.cache.value
-            return attention(self.query, key, value, self.regularizer, **self._causal(options)._asdict())
+            key, value, options = self.cache.key, self.cache.value, self._causal(options)
+            with torch.no_grad():
+                return attention(self.query, key, value, self.regularizer, **options._asdict())
         raise ValueError(
             f"sequences have different lengths {self.cache.lengths}, which decode takes with "
             "Tsallis on the native kernels, and without Documents; decode them one by one, by "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.library import AppendProblem, View, loaded, run, view
-from fenchel._kernels.route import against_native
+from fenchel._kernels.route import against_library
 
 PAGE = 512  # tokens: kChunk of native/problem.h
 _SMALL = 256  # keys that one thread stores sooner than two
@@ -125,7 +125,7 @@ class PagePool:
 
         pages: (batch, chunk), as table; sequence b has its tokens i in page table[b][i // PAGE].
         """
-        if against_native(key) is None and self.shadow.shape[-1] + (self.dtype == torch.float64):
+        if self._is_native(key, value):
             run("append", self._problem(key, value, pages, lengths))
             return
         if self.shadow.shape[-1]:  # bytes of another time would be read as bounds
@@ -134,8 +134,13 @@ class PagePool:
             place = torch.arange(length, length + key.shape[2])
             page = torch.tensor(table[b])[place // PAGE].to(self.device)
             row = (place % PAGE).to(self.device)
-            self.key[:, page, row] = key[b]
-            self.value[:, page, row] = value[b]
+            self.key[:, page, row] = key[b].detach()
+            self.value[:, page, row] = value[b].detach()
+
+    def _is_native(self, key: Tensor, value: Tensor) -> bool:
+        plain = type(key) is type(value) is Tensor and not key.is_neg() and not value.is_neg()
+        has_code = self.shadow.shape[-1] > 0 or self.dtype is torch.float64
+        return plain and has_code and key.is_cpu and against_library() is None
 
     def _problem(self, key: Tensor, value: Tensor, pages: Tensor, lengths: Tensor) -> Any:
         p: Any = AppendProblem()

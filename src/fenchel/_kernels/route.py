@@ -90,7 +90,7 @@ def against_native(
     like: Tensor, *, under_compile: bool = True, under_transform: bool = False
 ) -> Reason:
     """What holds for every native kernel."""
-    off = _against_library()
+    off = against_library()
     if off is not None:
         return off
     if like.device.type != "cpu":
@@ -106,7 +106,8 @@ def against_native(
     return None
 
 
-def _against_library() -> Reason:
+def against_library() -> Reason:
+    """What speaks against the native library, whatever it is asked for."""
     chosen = _CHOSEN.get()
     if chosen == TORCH:
         return 'fenchel.use("torch") is in force'
@@ -117,7 +118,7 @@ def _against_library() -> Reason:
 
 # Compiled code keeps the choice that it was made with. This is the mark of torch.compiler's
 # assume_constant_result, which itself would load the whole compiler with the package.
-_against_library._dynamo_marked_constant = True  # type: ignore[attr-defined]
+against_library._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def describe_native() -> tuple[bool, str]:

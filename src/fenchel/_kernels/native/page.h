@@ -117,6 +117,8 @@ void Forward<T>::score_keys(const Sequence& s, std::int64_t i, const std::int32_
         if (Rows<T>::direct(p.key, p.dim)) {
             const std::int64_t start = key[0] / kChunk * kChunk;
             rows.take_keys(s, p.key, kv_head, {start, start + 1}, p.dim);
+            for (std::int64_t k = 0; k < n; ++k)  // they stand far apart: all are on their way before the first is needed
+                for (std::int64_t j = 0; j < p.dim; j += 64 / sizeof(T)) __builtin_prefetch(rows.row(key[k]) + j);
         } else {
             T* copies = few_values.reserve(n * wide);
             for (std::int64_t k = 0; k < n; ++k) {
