@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
@@ -13,7 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fenchel.hf import in_place
-from fenchel.hf.held import CONFIG_ATTRIBUTE, check_saved, describe, hold, is_marked
+from fenchel.hf.held import (
+    CONFIG_ATTRIBUTE,
+    REGULARIZER_ATTRIBUTE,
+    check_saved,
+    describe,
+    hold,
+    is_marked,
+)
 from fenchel.hf.names import PER_MODULE, PREFIX, derived_name
 from fenchel.hf.parallel import check_trained
 from fenchel.hf.recipe import read_regularizers
@@ -117,7 +125,7 @@ def _check_runs(
     for path, inputs in runs if regularizers else ():
         twin = twin_of(model)
         twins = {p: site._replace(module=twin.get_submodule(p)) for p, site in sites.items()}
-        _apply(twin, twins, name, regularizers)
+        _apply(twin, twins, name, _where_it_runs(twin, regularizers))
         part = twin.get_submodule(path)
         try:
             with in_evaluation(part):
@@ -127,6 +135,15 @@ def _check_runs(
                 f"{type(model).__name__} does not run with this regulariser: {problem}. A function "
                 "of the attention module may make another one for each"
             ) from problem
+
+
+def _where_it_runs(model: nn.Module, regularizers: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Beside weights that are to be loaded later, copies without numbers; else as they are."""
+    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
+    weights = (x for name, x in model.named_parameters() if REGULARIZER_ATTRIBUTE not in name)
+    if hooked or not all(x.is_meta for x in weights):
+        return regularizers
+    return {path: copy.deepcopy(held).to("meta") for path, held in regularizers.items()}
 
 
 def _check_patterns(

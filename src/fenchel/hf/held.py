@@ -49,8 +49,10 @@ def hold(module: nn.Module, regularizer: nn.Module | None, name: str) -> None:
     module.__dict__[_MARK] = Mark(name)
     module._modules.pop(REGULARIZER_ATTRIBUTE, None)
     if regularizer is not None:
-        if all(x.device.type != "meta" for x in regularizer.parameters()):  # else weights follow
+        tensors = (*regularizer.parameters(), *regularizer.buffers())
+        if not any(x.is_meta for x in tensors):  # else weights follow
             regularizer.to(_device(module))
+        regularizer.train(module.training)
         regularizer._non_persistent_buffers_set.clear()  # saved with the weights, and loaded
         module.add_module(REGULARIZER_ATTRIBUTE, regularizer)
 
@@ -97,7 +99,7 @@ def _entry(module: nn.Module) -> dict[str, Any] | None:
         return {"name": derived_name(omega)}
     alpha = getattr(omega, "alpha", None)
     simple = type(omega) is Tsallis and isinstance(omega.temperature, float | int)
-    if not simple or not isinstance(alpha, Tensor) or alpha.shape[1:] != (1,):
+    if not simple or not isinstance(alpha, Tensor) or alpha.shape[1:] != (1,) or alpha.is_meta:
         return None
     return {"alphas": alpha.flatten().tolist(), "temperature": float(omega.temperature)}
 

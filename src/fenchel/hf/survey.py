@@ -7,7 +7,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -231,11 +231,18 @@ def call(model: nn.Module, inputs: object) -> Any:
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Inside, this model is in evaluation, and torch's random numbers are always the same; outside
-    they go on as if nothing had happened."""
-    with torch.random.fork_rng(devices=[]), uncompiled():
+    they go on as if nothing had happened. In inference mode torch would not say what an operation
+    is made of, and on the meta device what models make on the way would have no numbers."""
+    with torch.random.fork_rng(devices=[]), uncompiled(), torch.inference_mode(False), _numbers():
         torch.manual_seed(0)
         model.eval()
         yield
+
+
+def _numbers() -> AbstractContextManager[Any]:
+    """Inside, new tensors have numbers, whatever device is the default around."""
+    on_meta = torch.get_default_device().type == "meta"
+    return torch.device("cpu") if on_meta else nullcontext()
 
 
 def roots(model: nn.Module) -> list[Any]:
