@@ -208,6 +208,9 @@ def test_only_some_layers():
     assert torch.equal(some, same)
     with pytest.raises(ValueError, match="leave no attention"):
         hf.convert(model, ENTMAX, only="nothing")
+    for wrong in (0, None, (0, 1)):
+        with pytest.raises(TypeError, match="must be patterns such as"):
+            hf.convert(model, ENTMAX, skip=wrong)
 
 
 def test_a_model_that_cannot_be_run_is_run_in_parts():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -284,7 +284,14 @@ def _matches(path: str, only: str | Sequence[str], skip: str | Sequence[str]) ->
 
 
 def _listed(patterns: str | Sequence[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
+    if isinstance(patterns, str):
+        return [patterns]
+    if not isinstance(patterns, Iterable) or not all(isinstance(x, str) for x in patterns):
+        raise TypeError(
+            f"only and skip must be patterns such as '*.layers.0.*', one or several, got "
+            f"{patterns!r}"
+        )
+    return list(patterns)
 
 
 def attention_modules(model: nn.Module) -> dict[str, Any]:
