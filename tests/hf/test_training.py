@@ -210,3 +210,40 @@ def test_names_that_say_their_numbers_need_no_registering(name):
         [sys.executable, "-c", code, name], capture_output=True, text=True, check=True
     )
     assert out.stdout.strip().endswith(name)
+
+
+def _per_head(*numbers):
+    return torch.tensor(numbers)[:, None]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fl.Tsallis(torch.tensor([[1.37]])),
+        lambda: fl.Tsallis(torch.tensor(1.37)),
+        lambda: fl.Tsallis(1.5, temperature=_per_head(0.5, 1.0, 2.0, 3.0)),
+        lambda: fl.Tsallis(torch.nn.Parameter(_per_head(1.1, 1.3, 1.5, 1.7))),
+        lambda: fl.Shannon(_per_head(0.5, 1.0, 2.0, 3.0)),
+        lambda: fl.Norm(_per_head(2.0, 3.0, 2.0, 4.0)),
+        lambda: fl.Shannon(1e-3),
+    ],
+)
+def test_every_regulariser_of_ours_is_saved(make, tmp_path):
+    model, ids = hf.convert(llama().eval(), lambda _: make()), tokens()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attn_implementation="fenchel:held").eval()
+    assert (logits(again, input_ids=ids) - logits(model, input_ids=ids)).abs().max() <= 1e-5
+    trained = [name for name, x in model.named_parameters() if x.requires_grad]
+    assert trained == [name for name, x in again.named_parameters() if x.requires_grad]
+
+
+class Plain(fl.Shannon):
+    """Neither a dataclass nor ours."""
+
+
+def test_one_of_your_own_cannot_be_made_again_and_says_so(tmp_path):
+    model = hf.convert(llama().eval(), lambda _: Plain())
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attn_implementation="fenchel:held")
+    with pytest.raises(ValueError, match="holds no regulariser; give it one"):
+        again(tokens())

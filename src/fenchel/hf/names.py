@@ -18,7 +18,7 @@ STANDARD: dict[str, Regularizer] = {
     "fenchel:sparsemax": Tsallis(2.0),
     "fenchel:entmax15": Tsallis(1.5),
 }
-_KINDS = {
+KINDS = {
     name.lower(): kind
     for name, kind in vars(regularizers).items()
     if isinstance(kind, type) and issubclass(kind, Regularizer) and dataclasses.is_dataclass(kind)
@@ -62,7 +62,7 @@ def regularizer_by_name(name: str) -> Regularizer:
     if name in STANDARD:
         return STANDARD[name]
     kind, *words = name.removeprefix(PREFIX).split("-")
-    make = _KINDS.get(kind)
+    make = KINDS.get(kind)
     fields = [] if make is None else [field.name for field in dataclasses.fields(make)]
     if make is not None and fields and words:
         words = [fields[0], *words]
