@@ -251,3 +251,24 @@ def test_an_attention_that_changes_with_the_length_needs_inputs():
 def test_inputs_of_the_wrong_kind():
     with pytest.raises(TypeError, match="inputs must be a tensor, a tuple or a mapping"):
         hf.check(tiny("bert"), inputs="some text")
+
+
+def test_what_is_no_model_and_what_has_no_configuration():
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got str"):
+        hf.check("a model")
+    seen = hf.check(torch.nn.TransformerEncoderLayer(8, 2))
+    assert "no configuration that says what it takes; pass inputs=" in seen.not_run[0]
+
+
+def test_a_name_for_each_part():
+    """transformers takes a dictionary of names, too."""
+    with pytest.raises(ValueError, match="would stay on softmax"):
+        bloom().set_attn_implementation({"": "fenchel:entmax15"})
+    model, batch = bloom(), {"input_ids": tokens()}
+    softmax = logits(model, **batch)
+    hf.convert(model, ENTMAX)
+    model.set_attn_implementation({"": "eager"})
+    assert torch.equal(logits(model, **batch), softmax)
+    llama = hf.convert(tiny("llama"), lambda _: fl.nn.LearnedTsallis(4))
+    llama.set_attn_implementation({"": "sdpa"})
+    assert not any("fenchel" in name for name in llama.state_dict())

@@ -164,6 +164,8 @@ def test_another_thread_may_be_inside_the_same_model():
             pool_run.result()
 
     pool_run = None
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda *_: None)  # torch looks for hooks once it has some
     model.model.layers[0].self_attn.register_forward_pre_hook(meet)
     with ThreadPoolExecutor(1) as pool:
         pool_run = pool.submit(model, models.tokens())

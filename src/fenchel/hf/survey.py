@@ -61,6 +61,7 @@ class Survey(NamedTuple):
 
 def survey(model: nn.Module, inputs: object = None) -> Survey:
     """Nothing in the model changes. inputs: what it is called with; None: small ones are made."""
+    roots(model)  # refuses what is no module
     if is_spread(model):
         return Survey(read_sites(model), [], ["the model is spread over processes"])
     twin = twin_of(model)
