@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fenchel as fl
-from tests.hf.models import hf, inputs, tiny, transformers
+from tests.hf.models import hf, inputs, logits, tiny, tokens, transformers
 
 
 def _bloom():
@@ -86,3 +86,15 @@ def test_what_attentions_hold_trains_with_them(training):
     model = tiny("llama").train(training)
     hf.convert(model, _learned)
     assert all(module.training == training for module in model.modules())
+
+
+@pytest.mark.parametrize("make", [_bloom, lambda: tiny("llama", "sdpa")])
+def test_a_block_around_the_conversion(make):
+    """It is of what runs inside, and the model is looked at as it is outside."""
+    model, ids = make(), tokens()
+    expected = logits(hf.convert(copy.deepcopy(model), fl.Tsallis(1.3)), input_ids=ids)
+    with fl.replace_sdpa(fl.Tsallis(2.0)):
+        assert hf.check(model).converts
+        hf.convert(model, fl.Tsallis(1.3))
+        assert torch.equal(logits(model, input_ids=ids), expected), "it keeps its own"
+    assert torch.equal(logits(model, input_ids=ids), expected)

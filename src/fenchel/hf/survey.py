@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fenchel._attention.replace import outside_blocks
 from fenchel._uncompiled import uncompiled
 from fenchel.hf import trial
 from fenchel.hf.held import CONFIG_MASKS, REGULARIZER_ATTRIBUTE
@@ -234,7 +235,13 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Inside, this model is in evaluation, and torch's random numbers are always the same; outside
     they go on as if nothing had happened. In inference mode torch would not say what an operation
     is made of, and on the meta device what models make on the way would have no numbers."""
-    with torch.random.fork_rng(devices=[]), uncompiled(), torch.inference_mode(False), _numbers():
+    with (
+        torch.random.fork_rng(devices=[]),
+        uncompiled(),
+        outside_blocks(),
+        torch.inference_mode(False),
+        _numbers(),
+    ):
         torch.manual_seed(0)
         model.eval()
         yield
