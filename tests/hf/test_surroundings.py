@@ -98,3 +98,10 @@ def test_a_block_around_the_conversion(make):
         hf.convert(model, fl.Tsallis(1.3))
         assert torch.equal(logits(model, input_ids=ids), expected), "it keeps its own"
     assert torch.equal(logits(model, input_ids=ids), expected)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_autocast_around_the_conversion(family):
+    """Answers in float32, of layers that computed in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        hf.convert(tiny(family, dtype=torch.float32), fl.Tsallis(1.3))

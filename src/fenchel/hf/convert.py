@@ -203,7 +203,10 @@ def _is_close(before: Tensor, after: Tensor) -> bool:
         return True
     if before.shape != after.shape:
         return False
-    digits = {torch.float64: 1e-6, torch.float32: 1e-3}.get(before.dtype, 0.05)
+    computed = before.dtype
+    if computed == torch.float32 and torch.is_autocast_enabled(before.device.type):
+        computed = torch.get_autocast_dtype(before.device.type)
+    digits = {torch.float64: 1e-6, torch.float32: 1e-3}.get(computed, 0.05)
     before, after = before.double(), after.double()
     known = before.isfinite()
     size = before[known].abs().max() if known.any() else before.new_zeros(())
