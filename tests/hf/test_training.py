@@ -68,6 +68,18 @@ def test_lengths_alone_keep_sequences_apart():
         attend(module, q, k, v, None, cu_seq_lens_q=ends, cu_seq_lens_k=ends[:2])
 
 
+def test_lengths_keep_sequences_apart_beside_a_cache():
+    """There transformers makes a causal mask that does not say so."""
+    model, ids = hf.convert(tiny("llama"), "fenchel:entmax15"), tokens(1, 6)
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    places = {"position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]])}
+    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 4, "max_length_k": 4}
+    apart = torch.cat([logits(model, input_ids=part) for part in ids.split([2, 4], 1)], 1)
+    for cached in (True, False):
+        packed = logits(model, input_ids=ids, use_cache=cached, **places, **lengths)
+        torch.testing.assert_close(packed, apart)
+
+
 def test_a_whole_number_mask_and_a_tensor_as_scale():
     attend = transformers.AttentionInterface()["fenchel:entmax15"]
     module = torch.nn.Module()
