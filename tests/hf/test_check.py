@@ -272,3 +272,14 @@ def test_a_name_for_each_part():
     llama = hf.convert(tiny("llama"), lambda _: fl.nn.LearnedTsallis(4))
     llama.set_attn_implementation({"": "sdpa"})
     assert not any("fenchel" in name for name in llama.state_dict())
+
+
+def test_a_part_is_led_back_alone():
+    sizes = small(intermediate_size=48, num_hidden_layers=1)
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=sizes, vision_config=vision))
+    hf.convert(model, lambda _: fl.nn.LearnedTsallis(4))
+    model.set_attn_implementation({"vision_config": "sdpa"})
+    held = {name.split(".")[0] for name in model.state_dict() if "fenchel" in name}
+    assert held == {"text_model"}
+    assert "fenchel_attention" not in model.config.to_dict(), "it says what all of them hold"

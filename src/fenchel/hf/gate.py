@@ -66,6 +66,7 @@ def _checking(method: Any) -> Any:
             for part in [self, *before] if "" in attn_implementation else before:
                 if not any(_is_ours(_name_of(inner)) for inner in _parts(part)):
                     lead_back(part)
+                    vars(self.config).pop(CONFIG_ATTRIBUTE, None)  # no longer true of all
         return result
 
     return switch
