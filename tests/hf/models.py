@@ -13,10 +13,17 @@ transformers = needs.package("transformers", "fenchel.hf")
 from transformers.utils import logging  # noqa: E402
 
 from fenchel import hf  # noqa: E402
-from fenchel.hf.names import derived_name  # noqa: E402
+from fenchel.hf.names import derived_name, regularizer_by_name  # noqa: E402
 from fenchel.hf.translate import TranslatedAttention, split_mask  # noqa: E402
 
-__all__ = ["TranslatedAttention", "derived_name", "hf", "split_mask", "transformers"]
+__all__ = [
+    "TranslatedAttention",
+    "derived_name",
+    "hf",
+    "regularizer_by_name",
+    "split_mask",
+    "transformers",
+]
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()

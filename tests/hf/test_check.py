@@ -208,6 +208,9 @@ def test_only_some_layers():
     assert torch.equal(some, same)
     with pytest.raises(ValueError, match="leave no attention"):
         hf.convert(model, ENTMAX, only="nothing")
+    for wrong in (0, None, (0, 1)):
+        with pytest.raises(TypeError, match="must be patterns such as"):
+            hf.convert(model, ENTMAX, skip=wrong)
 
 
 def test_a_model_that_cannot_be_run_is_run_in_parts():
@@ -248,3 +251,35 @@ def test_an_attention_that_changes_with_the_length_needs_inputs():
 def test_inputs_of_the_wrong_kind():
     with pytest.raises(TypeError, match="inputs must be a tensor, a tuple or a mapping"):
         hf.check(tiny("bert"), inputs="some text")
+
+
+def test_what_is_no_model_and_what_has_no_configuration():
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got str"):
+        hf.check("a model")
+    seen = hf.check(torch.nn.TransformerEncoderLayer(8, 2))
+    assert "no configuration that says what it takes; pass inputs=" in seen.not_run[0]
+
+
+def test_a_name_for_each_part():
+    """transformers takes a dictionary of names, too."""
+    with pytest.raises(ValueError, match="would stay on softmax"):
+        bloom().set_attn_implementation({"": "fenchel:entmax15"})
+    model, batch = bloom(), {"input_ids": tokens()}
+    softmax = logits(model, **batch)
+    hf.convert(model, ENTMAX)
+    model.set_attn_implementation({"": "eager"})
+    assert torch.equal(logits(model, **batch), softmax)
+    llama = hf.convert(tiny("llama"), lambda _: fl.nn.LearnedTsallis(4))
+    llama.set_attn_implementation({"": "sdpa"})
+    assert not any("fenchel" in name for name in llama.state_dict())
+
+
+def test_a_part_is_led_back_alone():
+    sizes = small(intermediate_size=48, num_hidden_layers=1)
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=sizes, vision_config=vision))
+    hf.convert(model, lambda _: fl.nn.LearnedTsallis(4))
+    model.set_attn_implementation({"vision_config": "sdpa"})
+    held = {name.split(".")[0] for name in model.state_dict() if "fenchel" in name}
+    assert held == {"text_model"}
+    assert "fenchel_attention" not in model.config.to_dict(), "it says what all of them hold"

@@ -19,6 +19,7 @@ from tests.hf.models import (
     hf,
     inputs,
     logits,
+    regularizer_by_name,
     tiny,
     tokens,
     transformers,
@@ -116,6 +117,19 @@ def test_other_misuse_of_register():
 def test_a_regulariser_has_a_name(omega, name):
     assert derived_name(omega) == name
     hf.register(name, omega)
+
+
+@pytest.mark.parametrize(
+    "omega", [fl.Tsallis(1.5, temperature=1e-05), fl.Shannon(2.5e-10), fl.Shannon(1e20)]
+)
+def test_a_name_says_small_numbers(omega):
+    assert regularizer_by_name(derived_name(omega)) == omega
+
+
+@pytest.mark.parametrize("name", ["tsallis-1_3", "tsallis-1.3 ", "tsallis-1.3-alpha-1.5"])
+def test_a_name_that_could_be_misread_is_refused(name):
+    with pytest.raises(ValueError, match="names no regulariser"):
+        hf.convert(tiny("llama"), f"fenchel:{name}")
 
 
 def test_a_regulariser_of_your_own_has_a_name():

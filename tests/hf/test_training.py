@@ -68,6 +68,18 @@ def test_lengths_alone_keep_sequences_apart():
         attend(module, q, k, v, None, cu_seq_lens_q=ends, cu_seq_lens_k=ends[:2])
 
 
+def test_lengths_keep_sequences_apart_beside_a_cache():
+    """There transformers makes a causal mask that does not say so."""
+    model, ids = hf.convert(tiny("llama"), "fenchel:entmax15"), tokens(1, 6)
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    places = {"position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]])}
+    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 4, "max_length_k": 4}
+    apart = torch.cat([logits(model, input_ids=part) for part in ids.split([2, 4], 1)], 1)
+    for cached in (True, False):
+        packed = logits(model, input_ids=ids, use_cache=cached, **places, **lengths)
+        torch.testing.assert_close(packed, apart)
+
+
 def test_a_whole_number_mask_and_a_tensor_as_scale():
     attend = transformers.AttentionInterface()["fenchel:entmax15"]
     module = torch.nn.Module()
@@ -210,3 +222,40 @@ def test_names_that_say_their_numbers_need_no_registering(name):
         [sys.executable, "-c", code, name], capture_output=True, text=True, check=True
     )
     assert out.stdout.strip().endswith(name)
+
+
+def _per_head(*numbers):
+    return torch.tensor(numbers)[:, None]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fl.Tsallis(torch.tensor([[1.37]])),
+        lambda: fl.Tsallis(torch.tensor(1.37)),
+        lambda: fl.Tsallis(1.5, temperature=_per_head(0.5, 1.0, 2.0, 3.0)),
+        lambda: fl.Tsallis(torch.nn.Parameter(_per_head(1.1, 1.3, 1.5, 1.7))),
+        lambda: fl.Shannon(_per_head(0.5, 1.0, 2.0, 3.0)),
+        lambda: fl.Norm(_per_head(2.0, 3.0, 2.0, 4.0)),
+        lambda: fl.Shannon(1e-3),
+    ],
+)
+def test_every_regulariser_of_ours_is_saved(make, tmp_path):
+    model, ids = hf.convert(llama().eval(), lambda _: make()), tokens()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attn_implementation="fenchel:held").eval()
+    assert (logits(again, input_ids=ids) - logits(model, input_ids=ids)).abs().max() <= 1e-5
+    trained = [name for name, x in model.named_parameters() if x.requires_grad]
+    assert trained == [name for name, x in again.named_parameters() if x.requires_grad]
+
+
+class Plain(fl.Shannon):
+    """Neither a dataclass nor ours."""
+
+
+def test_one_of_your_own_cannot_be_made_again_and_says_so(tmp_path):
+    model = hf.convert(llama().eval(), lambda _: Plain())
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attn_implementation="fenchel:held")
+    with pytest.raises(ValueError, match="holds no regulariser; give it one"):
+        again(tokens())

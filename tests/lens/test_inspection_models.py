@@ -1,5 +1,6 @@
 """fl.inspect on models of Hugging Face: the weights are those that transformers records."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -146,6 +147,32 @@ def test_two_threads_and_nothing_stays_behind():
     with pytest.raises(IndexError, match=r"index out of range in self"):
         fl.inspect(inspected[0], 1000 + models.tokens(), 0, 0)
     assert "get_interface" not in vars(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS)
+
+
+def test_another_thread_may_be_inside_the_same_model():
+    """It came before the inspection, and leaves while that is under way."""
+    model = models.tiny("llama", "sdpa")
+    alone = fl.inspect(model, models.tokens(), 1, 0)
+    me, inside, leave = threading.get_ident(), threading.Event(), threading.Event()
+
+    def meet(*_):
+        if threading.get_ident() != me:
+            inside.set()
+            assert leave.wait(60)
+        elif pool_run is not None:
+            leave.set()
+            pool_run.result()
+
+    pool_run = None
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda *_: None)  # torch looks for hooks once it has some
+    model.model.layers[0].self_attn.register_forward_pre_hook(meet)
+    with ThreadPoolExecutor(1) as pool:
+        pool_run = pool.submit(model, models.tokens())
+        assert inside.wait(60)
+        seen = fl.inspect(model, models.tokens(), 1, 0)
+    assert torch.equal(seen.output, alone.output)
+    assert seen.path == alone.path == "model.layers.1.self_attn"
 
 
 def test_weights_that_the_model_would_record_are_left_out():

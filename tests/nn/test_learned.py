@@ -233,6 +233,20 @@ def test_whatever_a_regularizer_holds_is_in_its_group():
     assert own["lr"] == 0.05
 
 
+def test_what_others_call_a_regularizer_is_a_weight():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = fl.nn.MultiheadAttention(
+                12, HEADS, regularizer=fl.nn.LearnedTsallis(HEADS)
+            )
+            self.regularizer = torch.nn.Linear(12, 12)
+
+    net = Net()
+    _, own = fl.nn.parameter_groups(net, lr=1e-3)
+    assert own["params"] == [net.attention.regularizer.raw]
+
+
 def test_groups_that_would_change_nothing_are_refused():
     with pytest.raises(ValueError, match=r"no regulariser that learns in Linear; first convert it"):
         fl.nn.parameter_groups(torch.nn.Linear(2, 2), lr=1e-3)

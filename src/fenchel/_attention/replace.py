@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -154,6 +155,23 @@ def _leave(block: replace_sdpa) -> None:
 def _push(modes: list[Any]) -> None:
     for mode in reversed(modes):
         _push_mode(mode)
+
+
+@contextmanager
+def outside_blocks() -> Iterator[None]:
+    """Inside, no block of this thread holds: for those who look at a model as it is."""
+    modes = _pop_all()
+    _push([mode for mode in modes if not isinstance(mode, _Block)])
+    try:
+        yield
+    finally:
+        _pop_all()
+        _push(modes)
+
+
+def _pop_all() -> list[Any]:
+    """Of this thread, the innermost first."""
+    return [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
 
 
 def _watch_scripts(kind: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -13,7 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fenchel.hf import in_place
-from fenchel.hf.held import CONFIG_ATTRIBUTE, check_saved, describe, hold, is_marked
+from fenchel.hf.held import (
+    CONFIG_ATTRIBUTE,
+    REGULARIZER_ATTRIBUTE,
+    check_saved,
+    describe,
+    hold,
+    is_marked,
+)
 from fenchel.hf.names import PER_MODULE, PREFIX, derived_name
 from fenchel.hf.parallel import check_trained
 from fenchel.hf.recipe import read_regularizers
@@ -117,7 +125,7 @@ def _check_runs(
     for path, inputs in runs if regularizers else ():
         twin = twin_of(model)
         twins = {p: site._replace(module=twin.get_submodule(p)) for p, site in sites.items()}
-        _apply(twin, twins, name, regularizers)
+        _apply(twin, twins, name, _where_it_runs(twin, regularizers))
         part = twin.get_submodule(path)
         try:
             with in_evaluation(part):
@@ -127,6 +135,15 @@ def _check_runs(
                 f"{type(model).__name__} does not run with this regulariser: {problem}. A function "
                 "of the attention module may make another one for each"
             ) from problem
+
+
+def _where_it_runs(model: nn.Module, regularizers: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Beside weights that are to be loaded later, copies without numbers; else as they are."""
+    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
+    weights = (x for name, x in model.named_parameters() if REGULARIZER_ATTRIBUTE not in name)
+    if hooked or not all(x.is_meta for x in weights):
+        return regularizers
+    return {path: copy.deepcopy(held).to("meta") for path, held in regularizers.items()}
 
 
 def _check_patterns(
@@ -186,7 +203,10 @@ def _is_close(before: Tensor, after: Tensor) -> bool:
         return True
     if before.shape != after.shape:
         return False
-    digits = {torch.float64: 1e-6, torch.float32: 1e-3}.get(before.dtype, 0.05)
+    computed = before.dtype
+    if computed == torch.float32 and torch.is_autocast_enabled(before.device.type):
+        computed = torch.get_autocast_dtype(before.device.type)
+    digits = {torch.float64: 1e-6, torch.float32: 1e-3}.get(computed, 0.05)
     before, after = before.double(), after.double()
     known = before.isfinite()
     size = before[known].abs().max() if known.any() else before.new_zeros(())
@@ -267,7 +287,14 @@ def _matches(path: str, only: str | Sequence[str], skip: str | Sequence[str]) ->
 
 
 def _listed(patterns: str | Sequence[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
+    if isinstance(patterns, str):
+        return [patterns]
+    if not isinstance(patterns, Iterable) or not all(isinstance(x, str) for x in patterns):
+        raise TypeError(
+            f"only and skip must be patterns such as '*.layers.0.*', one or several, got "
+            f"{patterns!r}"
+        )
+    return list(patterns)
 
 
 def attention_modules(model: nn.Module) -> dict[str, Any]:

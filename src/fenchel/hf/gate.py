@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from fenchel.hf import in_place
 from fenchel.hf.cache import use_cache
@@ -51,18 +52,34 @@ def _checking(method: Any) -> Any:
     """`set_attn_implementation`: what would stay on softmax is refused; another name leads back."""
 
     def switch(self: Any, attn_implementation: Any, *args: Any, **options: Any) -> Any:
-        name = attn_implementation
-        if isinstance(name, str) and name.startswith(PREFIX):
+        ours = [name for name in tree_leaves(attn_implementation) if _is_ours(name)]
+        for name in ours:
             resolve_name(name)
-            if name != PER_MODULE:
-                modules_that_ask(self)
+        if any(name != PER_MODULE for name in ours):
+            modules_that_ask(self)
+        if ours:
             _keep_masks(self)
+        before = [part for part in _parts(self) if _is_ours(_name_of(part))]
         result = method(self, attn_implementation, *args, **options)
-        if isinstance(name, str) and not name.startswith(PREFIX):
+        if isinstance(attn_implementation, str) and not ours:
             lead_back(self)
+        elif isinstance(attn_implementation, Mapping):  # a name for each part
+            for part in [self, *before] if "" in attn_implementation else before:
+                if not any(_is_ours(_name_of(inner)) for inner in _parts(part)):
+                    lead_back(part)
+                    vars(self.config).pop(CONFIG_ATTRIBUTE, None)  # no longer true of all
         return result
 
     return switch
+
+
+def _is_ours(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    """The models of transformers within, itself among them."""
+    return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
 
 
 def _keep_masks(model: Any) -> None:
@@ -88,7 +105,7 @@ def _finishing(method: Any) -> Any:
 
     def finish(self: Any, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
-        if _name_of(self).startswith(PREFIX):
+        if _is_ours(_name_of(self)):
             _keep_masks(self)
             attentions = modules_that_ask(self)
             saved = getattr(self.config, CONFIG_ATTRIBUTE, None)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fenchel.hf.library import AttentionInterface
-from fenchel.hf.names import PER_MODULE, derived_name, regularizer_by_name
-from fenchel.hf.recipe import FORMAT, match_paths, regularizer_of
+from fenchel.hf.names import KINDS, PER_MODULE
+from fenchel.hf.recipe import FORMAT, match_paths
 from fenchel.nn.regularizer import HeldRegularizer, LearnedTsallis, as_module
-from fenchel.regularizers.tsallis import Tsallis
 
 REGULARIZER_ATTRIBUTE = "fenchel_regularizer"  # a submodule of the attention
 CONFIG_ATTRIBUTE = "fenchel_attention"  # of a configuration: how to make what attentions hold
@@ -49,8 +48,10 @@ def hold(module: nn.Module, regularizer: nn.Module | None, name: str) -> None:
     module.__dict__[_MARK] = Mark(name)
     module._modules.pop(REGULARIZER_ATTRIBUTE, None)
     if regularizer is not None:
-        if all(x.device.type != "meta" for x in regularizer.parameters()):  # else weights follow
+        tensors = (*regularizer.parameters(), *regularizer.buffers())
+        if not any(x.is_meta for x in tensors):  # else weights follow
             regularizer.to(_device(module))
+        regularizer.train(module.training)
         regularizer._non_persistent_buffers_set.clear()  # saved with the weights, and loaded
         module.add_module(REGULARIZER_ATTRIBUTE, regularizer)
 
@@ -91,15 +92,18 @@ def _entry(module: nn.Module) -> dict[str, Any] | None:
     if type(module) is LearnedTsallis:
         return {"learned": {"heads": module.raw.shape[0], "upper": module.upper}}
     omega = module() if type(module) is HeldRegularizer else None
-    if omega is None or any(True for _ in module.parameters()):
+    kind = type(omega).__name__.lower()
+    if KINDS.get(kind) is not type(omega):  # of the user's own make
         return None
-    if not any(True for _ in module.buffers()):
-        return {"name": derived_name(omega)}
-    alpha = getattr(omega, "alpha", None)
-    simple = type(omega) is Tsallis and isinstance(omega.temperature, float | int)
-    if not simple or not isinstance(alpha, Tensor) or alpha.shape[1:] != (1,):
+    tensors = {name: x for name, x in vars(omega).items() if isinstance(x, Tensor)}
+    if any(x.is_meta for x in tensors.values()):
         return None
-    return {"alphas": alpha.flatten().tolist(), "temperature": float(omega.temperature)}
+    return {
+        "kind": kind,
+        "settings": {name: x for name, x in vars(omega).items() if name not in tensors},
+        "tensors": {name: x.tolist() for name, x in tensors.items()},
+        "trained": [name for name, _ in module.named_parameters()],
+    }
 
 
 def rebuild(description: Mapping[str, Any], attentions: Mapping[str, nn.Module]) -> None:
@@ -112,14 +116,27 @@ def rebuild(description: Mapping[str, Any], attentions: Mapping[str, nn.Module])
     names = match_paths(list(entries), list(attentions))
     for path, entry in entries.items():
         module = attentions[names[path]]
-        hold(module, _from_entry(entry, names[path], module), PER_MODULE)
+        hold(module, _from_entry(entry), PER_MODULE)
 
 
-def _from_entry(entry: Mapping[str, Any], path: str, attention: nn.Module) -> nn.Module:
+def _from_entry(entry: Mapping[str, Any]) -> nn.Module:
     if "learned" in entry:
         upper = entry["learned"]["upper"]
         return LearnedTsallis(entry["learned"]["heads"], (1 + upper) / 2, upper)
-    if "name" in entry:
-        return as_module(regularizer_by_name(entry["name"]))
-    temperature = entry["temperature"]
-    return as_module(regularizer_of(entry["alphas"], path, attention, temperature=temperature))
+    if "kind" not in entry:
+        raise ValueError(
+            f"the configuration's {CONFIG_ATTRIBUTE} is of an older fenchel; load the model "
+            "without attn_implementation, convert it as before, and then load the state dict"
+        )
+    settings = {name: _as_tuple(x) for name, x in entry["settings"].items()}
+    for name, numbers in entry["tensors"].items():
+        trained = name in entry["trained"]
+        # Weights are loaded later, also where they have no numbers yet; settings must have theirs.
+        tensor = torch.tensor(numbers, device=None if trained else "cpu")
+        settings[name] = nn.Parameter(tensor) if trained else tensor
+    return as_module(KINDS[entry["kind"]](**settings))
+
+
+def _as_tuple(setting: Any) -> Any:
+    """JSON has lists only."""
+    return tuple(setting) if isinstance(setting, list) else setting

@@ -234,6 +234,32 @@ def _closure(function: Any) -> dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, cells, strict=True))
 
 
+def within_sequences(
+    mask: Tensor | None,
+    cu_seq_q: Tensor | None,
+    cu_seq_k: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+) -> Tensor | None:
+    """The mask, and of several sequences in one row each sees itself. A mask in words may not say
+    so: transformers leaves that out where there is a cache. One of numbers is taken as it is."""
+    if mask is None:
+        return packed_mask(cu_seq_q, cu_seq_k, query, key)
+    if not isinstance(mask, StructuredMask) or isinstance(mask.visible, Tensor):
+        return mask
+    if cu_seq_q is None or query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        return mask
+    packed = packed_mask(cu_seq_q, cu_seq_k, query, key)
+    if packed is None:
+        return mask
+    prior = _product([each.visible for each in (mask, packed) if isinstance(each.visible, Prior)])
+
+    def write() -> Tensor:
+        return mask._write() & packed._write()
+
+    return StructuredMask(prior, tuple(mask.shape), mask.dtype, mask.device, write)
+
+
 def packed_mask(
     cu_seq_q: Tensor | None, cu_seq_k: Tensor | None, query: Tensor, key: Tensor
 ) -> StructuredMask | None:

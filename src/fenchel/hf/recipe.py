@@ -95,10 +95,8 @@ def _renamings(ours: list[str], theirs: list[str]) -> list[dict[str, str]]:
     return renamings
 
 
-def regularizer_of(
-    alphas: list[float], path: str, attention: nn.Module, *, temperature: float = 1.0
-) -> Tsallis:
-    """One alpha per head of this attention, or one for all."""
+def regularizer_of(alphas: list[float], path: str, attention: nn.Module) -> Tsallis:
+    """One alpha per head of this attention."""
     names = ("num_attention_heads", "num_heads", "n_heads")
     counts = [getattr(attention, name, None) for name in names]
     if not any(isinstance(heads, int) for heads in counts):
@@ -109,4 +107,4 @@ def regularizer_of(
                 f"the recipe is for another model: {path} has {heads} heads, the recipe "
                 f"{len(alphas)} alphas"
             )
-    return Tsallis(torch.tensor(alphas, device="cpu")[:, None], temperature=temperature)
+    return Tsallis(torch.tensor(alphas, device="cpu")[:, None])

@@ -7,13 +7,14 @@ import inspect
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fenchel._attention.replace import outside_blocks
 from fenchel._uncompiled import uncompiled
 from fenchel.hf import trial
 from fenchel.hf.held import CONFIG_MASKS, REGULARIZER_ATTRIBUTE
@@ -61,6 +62,7 @@ class Survey(NamedTuple):
 
 def survey(model: nn.Module, inputs: object = None) -> Survey:
     """Nothing in the model changes. inputs: what it is called with; None: small ones are made."""
+    roots(model)  # refuses what is no module
     if is_spread(model):
         return Survey(read_sites(model), [], ["the model is spread over processes"])
     twin = twin_of(model)
@@ -231,11 +233,24 @@ def call(model: nn.Module, inputs: object) -> Any:
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Inside, this model is in evaluation, and torch's random numbers are always the same; outside
-    they go on as if nothing had happened."""
-    with torch.random.fork_rng(devices=[]), uncompiled():
+    they go on as if nothing had happened. In inference mode torch would not say what an operation
+    is made of, and on the meta device what models make on the way would have no numbers."""
+    with (
+        torch.random.fork_rng(devices=[]),
+        uncompiled(),
+        outside_blocks(),
+        torch.inference_mode(False),
+        _numbers(),
+    ):
         torch.manual_seed(0)
         model.eval()
         yield
+
+
+def _numbers() -> AbstractContextManager[Any]:
+    """Inside, new tensors have numbers, whatever device is the default around."""
+    on_meta = torch.get_default_device().type == "meta"
+    return torch.device("cpu") if on_meta else nullcontext()
 
 
 def roots(model: nn.Module) -> list[Any]:

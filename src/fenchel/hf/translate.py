@@ -19,7 +19,7 @@ from fenchel.hf import trial
 from fenchel.hf.cache import cache_of
 from fenchel.hf.held import REGULARIZER_ATTRIBUTE
 from fenchel.hf.library import active_collector
-from fenchel.hf.masks import StructuredMask, packed_mask, written_out
+from fenchel.hf.masks import StructuredMask, within_sequences, written_out
 from fenchel.hf.parallel import regularizer_here
 from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal, Sink
@@ -116,8 +116,8 @@ class TranslatedAttention:
             rows = max(query.shape[0], key.shape[0])  # one query for all, in Q-Formers
             shape = (rows, query.shape[2], query.shape[1], value.shape[3])
             return value.new_zeros(shape), None
-        if attention_mask is None:
-            attention_mask = packed_mask(cu_seq_lens_q, cu_seq_lens_k, query, key)
+        ends = cu_seq_lens_q, cu_seq_lens_k
+        attention_mask = within_sequences(attention_mask, *ends, query, key)
         if block_indices is not None:
             attention_mask = _block_mask(module, block_indices, attention_mask, query, key, options)
         if indices is not None:

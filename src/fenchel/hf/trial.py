@@ -38,7 +38,7 @@ class Trial:
 
     def __init__(self) -> None:
         self.how: dict[nn.Module, str] = {}  # of each module that attends
-        self.reached: set[nn.Module] = set()
+        self.reached: set[nn.Module] = set()  # that ran to their end
         self.causal: set[nn.Module] = set()  # whose first query saw one key
         self.causal_by_flag: set[nn.Module] = set()  # no mask said so
         # Modules that take a softmax -> the modules that they ran in.
@@ -70,7 +70,6 @@ class Trial:
     def enter(self, module: nn.Module, _inputs: Any) -> None:
         if _RUNNING.get() is not self:  # hooks see the modules of all threads
             return
-        self.reached.add(module)
         self._inside.append(module)
         if isinstance(module, _MULTIHEAD):
             self.record(MULTIHEAD, module)
@@ -83,6 +82,11 @@ class Trial:
             pass  # modules whose own hooks were cut short by an error
         if isinstance(module, _MULTIHEAD):
             self.paused -= 1
+
+    def finish(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        """One that an error cut short might have attended after it."""
+        if _RUNNING.get() is self:
+            self.reached.add(module)
 
 
 _RUNNING: ContextVar[Trial | None] = ContextVar("trial", default=None)
@@ -115,6 +119,7 @@ def watching() -> Iterator[Trial]:
     trial = Trial()
     hooks = (
         register_module_forward_pre_hook(trial.enter),
+        register_module_forward_hook(trial.finish),
         register_module_forward_hook(trial.leave, always_call=True),
     )
     token = _RUNNING.set(trial)

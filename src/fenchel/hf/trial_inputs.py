@@ -19,6 +19,8 @@ def make_inputs(model: nn.Module, *, more: bool = False) -> dict[str, Any]:
 
     more: whatever it takes of these, needed or not.
     """
+    if not hasattr(model, "config"):
+        raise ValueError("it has no configuration that says what it takes; pass inputs=")
     parameters = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     config: Any = model.config

@@ -84,7 +84,8 @@ def choose(
             "regularizer must be a Regularizer such as Tsallis(1.5), a module that returns one, or "
             f"a function of the attention module, got {regularizer!r}"
         )
-    return as_module(regularizer(module))
+    with torch.inference_mode(False):  # what is made inside such a mode never trains
+        return as_module(regularizer(module))
 
 
 def _adopt(module: Module, regularizer: Module) -> None:

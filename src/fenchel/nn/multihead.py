@@ -88,6 +88,7 @@ class MultiheadAttention(Module):
     def hold(self, regularizer: Regularizer | Module) -> None:
         """Use this regulariser from now on."""
         self.regularizer = as_module(regularizer).to(self.out_proj.weight.device)
+        self.regularizer.train(self.training)
 
     def forward(
         self,

@@ -43,14 +43,22 @@ def parameter_groups(
     return [*groups, own]
 
 
-_HOLDING = {"regularizer", "fenchel_regularizer"}  # attributes of attentions, ours and converted
-
-
 def _regularizer_parameters(model: Module) -> dict[int, Parameter]:
     """By identity, each once. Your own module counts where an attention holds it."""
     return {
         id(parameter): parameter
-        for name, module in model.named_modules()
-        if isinstance(module, LearnedTsallis | HeldRegularizer) or name.split(".")[-1] in _HOLDING
-        for parameter in module.parameters()
+        for module in model.modules()
+        for regularizer in _regularizers(module)
+        for parameter in regularizer.parameters()
     }
+
+
+def _regularizers(module: Module) -> list[Module]:
+    """Itself, or what it holds as an attention, ours or converted. An attribute of somebody else's
+    module may be called a regularizer and be anything."""
+    ours = any(kind.__module__.startswith("fenchel.") for kind in type(module).__mro__)
+    names = ("fenchel_regularizer", "regularizer") if ours else ("fenchel_regularizer",)
+    held = [getattr(module, name, None) for name in names]
+    regularizers = [each for each in held if isinstance(each, Module)]
+    is_one = isinstance(module, LearnedTsallis | HeldRegularizer)
+    return [module, *regularizers] if is_one else regularizers

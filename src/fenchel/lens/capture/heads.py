@@ -65,13 +65,15 @@ class CallWatch(TorchFunctionMode):
         self._given: Tensor | None = None  # what the model gets from the call that is read now
 
     def follow(self, path: str, module: Module) -> Iterator[Any]:
-        """Note when the module runs."""
+        """Note when the module runs; hooks see it run in other threads, too."""
 
         def enter(*_: Any) -> None:
-            self._running.append(path)
+            if observer() == self.observe:
+                self._running.append(path)
 
         def leave(*_: Any) -> None:
-            self._running.pop()
+            if observer() == self.observe:
+                self._running.pop()
 
         yield module.register_forward_pre_hook(enter)
         yield module.register_forward_hook(leave, always_call=True)
