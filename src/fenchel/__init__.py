@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fenchel import bounds, continuous, dual, hf, lens, measures, nn, testing
     from fenchel._attention.cache import KeyValueCache
     from fenchel._attention.decode import decode
+    from fenchel._attention.eviction import QueryBall, QueryBox
     from fenchel._attention.packed import varlen_attention
     from fenchel._attention.proof import DecodeProof
     from fenchel._attention.replace import replace_sdpa
@@ -37,6 +38,8 @@ _LATER = {
     "Fused": "fenchel.regularizers.fused",
     "Inspection": "fenchel.lens.inspection",
     "KeyValueCache": "fenchel._attention.cache",
+    "QueryBall": "fenchel._attention.eviction",
+    "QueryBox": "fenchel._attention.eviction",
     "attention_solution": "fenchel._attention.solution",
     "decode": "fenchel._attention.decode",
     "fenchel_young_loss": "fenchel._losses",
@@ -56,6 +59,8 @@ __all__ = [
     "KeyValueCache",
     "NonFiniteError",
     "Norm",
+    "QueryBall",
+    "QueryBox",
     "Regularizer",
     "Route",
     "Shannon",

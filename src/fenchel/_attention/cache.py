@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from torch import Tensor
 from fenchel._kernels.library import CacheProblem
 from fenchel._kernels.pages import PAGE, PagePool
 from fenchel._numerics import check_tensor, check_whole
+from fenchel.regularizers.tsallis import Tsallis
+
+if TYPE_CHECKING:
+    from fenchel._attention.eviction import QueryBall, QueryBox
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -23,7 +27,8 @@ class CacheRead:
     """What the last `decode` read, per sequence, head and query: (batch, head, query).
 
     seen: visible keys. scored: keys whose exact score was computed. support: keys whose value was
-    read. bytes: of keys, values and shadow. bytes_of_all: of every visible key and value.
+    read. bytes: of keys, values and shadow. bytes_of_all: of every visible key and value. error: for
+    `decode(..., error=...)`, how far the output may be from the exact one, certified.
 
     Query heads that share a key head read its shadow once, and so the keys of a page that is scored
     whole; what they pick by themselves counts for each of them.
@@ -34,6 +39,7 @@ class CacheRead:
     support: Tensor
     bytes: int
     bytes_of_all: int
+    error: Tensor | None = None
 
     def __str__(self) -> str:
         share = self.bytes / max(1, self.bytes_of_all)
@@ -99,14 +105,14 @@ class KeyValueCache:
             raise TypeError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype}")
         if pool is None:
             pool = PagePool(kv_heads, d, d_value, dtype=dtype, device=device)
-            self._alone = True
-        else:
-            _check_pool(pool, kv_heads, d, d_value, dtype)
-            self._alone = False
+        _check_pool(pool, kv_heads, d, d_value, dtype)
         self.pool, self.capacity = pool, capacity
+        pool.caches.add(self)
         self._table: list[list[int]] = [[] for _ in range(batch)]
         self._lengths = [0] * batch
-        self._counts_read: Tensor | None = None  # (batch, head, query, 5), as native code writes it
+        # (batch, head, query, 5), as native code writes it
+        self._counts_read: Tensor | CacheRead | None = None
+        self._value_radius = (0, torch.zeros(0))
         self._lock = _Lock()
         self._renew()
         if capacity is not None and self._alone:
@@ -186,6 +192,8 @@ class KeyValueCache:
         """What the last `decode` read."""
         if self._counts_read is None:
             raise RuntimeError("nothing was decoded from this cache yet; call fl.decode first")
+        if isinstance(self._counts_read, CacheRead):
+            return self._counts_read
         seen, bounded, whole, picked, support = self._counts_read.unbind(-1)
         heads = (self.kv_heads, seen.shape[1] // self.kv_heads)
 
@@ -221,7 +229,9 @@ class KeyValueCache:
                     raise ValueError(f"tokens says {count}, but {key.shape[2]} are given")
             self._check_room([n + more for n, more in zip(self._lengths, tokens, strict=True)])
             for b, count in enumerate(tokens):
-                self._append(key[b : b + 1, :, :count], value[b : b + 1, :, :count], range(b, b + 1))
+                self._append(
+                    key[b : b + 1, :, :count], value[b : b + 1, :, :count], range(b, b + 1)
+                )
             return None
 
     def _append_to(self, b: int, key: Tensor, value: Tensor) -> None:
@@ -255,7 +265,6 @@ class KeyValueCache:
                 len(numbers), self.kv_heads, self.d, self.d_value, dtype=self.dtype,
                 capacity=self.capacity, pool=self.pool,
             )  # fmt: skip
-            self._alone = False
             other._table = [list(self._table[b]) for b in numbers]
             other._lengths = [self._lengths[b] for b in numbers]
             for pages in other._table:
@@ -286,6 +295,52 @@ class KeyValueCache:
             self._lay_out(max(len(pages) for pages in self._table))
             self._renew()
 
+    def evictable(
+        self, region: QueryBall | QueryBox, regularizer: Tsallis, scale: float | None = None
+    ) -> list[Tensor]:
+        """Keys that no query of the region can ever attend to: bool (kv_head, token) per sequence.
+
+        >>> region = fl.QueryBall(mean_query, radius)             # what you declare of the future
+        >>> [mask] = cache.evictable(region, fl.Tsallis(1.5))     # True: may go, without loss
+
+        Tokens that come later change nothing about that. It is a proof, and often an empty one: a
+        ball around zero, as rotary positions need it, proves nothing for any key, because with a
+        query it holds the opposite one.
+        """
+        from fenchel._attention.eviction import evictable
+
+        heads = region.centre.shape[0] if region.centre.ndim > 1 else self.kv_heads
+        if heads % self.kv_heads:
+            raise ValueError(
+                f"the region has {heads} heads, which must be a multiple of {self.kv_heads}"
+            )
+        found = []
+        for b in range(self.batch):
+            key = self.select([b]).key[0]
+            found.append(evictable(key, region, regularizer, heads, scale))
+        return found
+
+    def keep(self, tokens: Sequence[Tensor]) -> None:
+        """Drop every other token. tokens: bool (token,) per sequence, True: stays.
+
+        Positions of the tokens that stay move up, so that priors by position mean others than
+        before. Keys that carry their position in them, as rotary ones do, are not concerned.
+        """
+        if len(tokens) != self.batch:
+            raise ValueError(f"keep needs one mask per sequence, got {len(tokens)}")
+        parts = []
+        for b, (mask, length) in enumerate(zip(tokens, self._lengths, strict=True)):
+            if mask.dtype != torch.bool or mask.shape != (length,):
+                raise ValueError(
+                    f"the mask of sequence {b} must be bool of shape ({length},), got "
+                    f"{mask.dtype} of shape {tuple(mask.shape)}"
+                )
+            one = self.select([b])
+            parts.append((one.key[:, :, mask], one.value[:, :, mask]))
+        self.crop(0)
+        for b, (key, value) in enumerate(parts):
+            self._append_to(b, key, value)
+
     def close(self) -> None:
         """Give the pages back to the pool; the cache is empty then."""
         self.crop(0)
@@ -295,6 +350,8 @@ class KeyValueCache:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=_Lock())
+        self.pool.caches.add(self)
+        self._renew()
 
     def __del__(self) -> None:
         pool = getattr(self, "pool", None)
@@ -317,6 +374,11 @@ class KeyValueCache:
         return load(path, device)
 
     # ---- inside
+
+    @property
+    def _alone(self) -> bool:
+        """No other cache has pages in the pool."""
+        return len(self.pool.caches) == 1
 
     def _numbers(self, sequences: Sequence[int] | Tensor) -> list[int]:
         numbers = [int(b) for b in sequences]

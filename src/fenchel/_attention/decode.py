@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fenchel._attention.approximate import approximate_softmax
 from fenchel._attention.cache import KeyValueCache
 from fenchel._attention.call import AttentionCall, Options, observer, prepare
 from fenchel._attention.front import attention, paths_of
@@ -41,6 +42,7 @@ def decode(
     attn_mask: Tensor | Prior | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    error: float | None = ...,
     proof: Literal[False] = ...,
 ) -> Tensor: ...
 
@@ -55,6 +57,7 @@ def decode(
     attn_mask: Tensor | Prior | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    error: float | None = ...,
     proof: Literal[True],
 ) -> DecodeProof: ...
 
@@ -68,6 +71,7 @@ def decode(
     attn_mask: Tensor | Prior | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    error: float | None = None,
     proof: bool = False,
 ) -> Tensor | DecodeProof:
     """The attention of the last tokens of a cache, bit for bit that of `attention`.
@@ -84,9 +88,13 @@ def decode(
     query: (batch, head, query, d), in the dtype of the cache; head is a multiple of the cache's
         kv_heads. No gradient is computed.
     base, attn_mask: as of `attention`; priors are placed at the positions of the queries.
+    error: for `Shannon` alone: keys may be skipped that provably change the output by no more than
+        this (Euclidean distance, per query). `cache.read.error` is what it is at most.
     proof: return a `DecodeProof` in place of the output: what was skipped, and why that is right.
     """
     call = _Decoding(query, cache, resolve_regularizer(regularizer))
+    if error is not None:
+        return call.run_approximately(error, scale, base, attn_mask, softcap, proof)
     options = call.place(Options(base, attn_mask, False, scale, 0.0, True, softcap))
     with cache._alone_in_here():
         output, candidates, bounds = call.run(options, proof)
@@ -158,6 +166,25 @@ class _Decoding:
         output = self._attend_all(options)
         self._note_all()
         return output, None, None
+
+    def run_approximately(self, error: float, scale: float | None, *others: object) -> Tensor:
+        """others: what this has no room for."""
+        if not isinstance(self.regularizer, Shannon) or isinstance(
+            self.regularizer.temperature, Tensor
+        ):
+            raise ValueError(
+                f"error is for Shannon with one temperature; {self.regularizer} skips nothing that "
+                "has weight"
+            )
+        if not (isinstance(error, float | int) and 0 < error < float("inf")):
+            raise ValueError(f"error must be a positive number, got {error!r}")
+        if any(other not in (None, False) for other in others) or self.queries > 1:
+            raise ValueError(
+                "error takes one query, and neither base, attn_mask, softcap nor proof; leave "
+                "error out"
+            )
+        with self.cache._alone_in_here(), torch.no_grad():
+            return approximate_softmax(self.query, self.cache, self.regularizer, scale, error)
 
     # ---- native kernels
 

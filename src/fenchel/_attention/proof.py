@@ -62,7 +62,9 @@ class DecodeProof:
         skipped = exact.masked_fill(~seen | self.candidates, -torch.inf).amax(-1)
         self._require(skipped <= self.largest_skipped + room, "a skipped key exceeds its bound")
         self._require(self.largest_skipped <= self.cut, "a bound exceeds the cut")
-        rows = replace(call, mask=self.candidates if call.mask is None else call.mask & self.candidates)
+        rows = replace(
+            call, mask=self.candidates if call.mask is None else call.mask & self.candidates
+        )
         solution = solve_tile(rows, regularizer)
         threshold = solution.threshold / temperature
         nothing = self.cut == -torch.inf
@@ -78,7 +80,9 @@ class DecodeProof:
         repeats = query.shape[1] // key.shape[1]
         longest = key.double().norm(dim=-1).nan_to_num(0.0).amax(-1).repeat_interleave(repeats, 1)
         product = query.double().norm(dim=-1) * longest.unsqueeze(-1) * scale / temperature
-        added = self.largest_skipped.abs().nan_to_num(0.0, 0.0) + self.cut.abs().nan_to_num(0.0, 0.0)
+        added = self.largest_skipped.abs().nan_to_num(0.0, 0.0) + self.cut.abs().nan_to_num(
+            0.0, 0.0
+        )
         return ulp * ((query.shape[-1] + 16) * product + 4 * added)  # a bias is rounded with it
 
     @staticmethod
@@ -103,4 +107,6 @@ def _hidden_by_base(call: Any) -> Tensor | None:
         return None
     base = call.restore(call.base) if isinstance(call.base, Tensor) else call.base
     allowed = resolve(base, call.caller_shape, call.query).allowed
-    return None if allowed is None else ~allowed.expand(call.caller_shape).reshape(call.scores_shape)
+    return (
+        None if allowed is None else ~allowed.expand(call.caller_shape).reshape(call.scores_shape)
+    )

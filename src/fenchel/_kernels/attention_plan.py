@@ -128,9 +128,7 @@ class Plan:
     ) -> None:
         """Into `output`, from keys and values (page, head, token, component) of a cache, whose
         CacheProblem is at this address."""
-        self._attend(
-            self._pack(extent, query, key, value, self._view(output), _NOT_SAVED, cache)
-        )
+        self._attend(self._pack(extent, query, key, value, self._view(output), _NOT_SAVED, cache))
 
     def attend_saving(
         self, extent: Extent, query: Tensor, key: Tensor, value: Tensor

@@ -39,6 +39,7 @@ MixtureProblem = _STRUCTURES["MixtureProblem"]
 AverageProblem = _STRUCTURES["AverageProblem"]
 CacheProblem = _STRUCTURES["CacheProblem"]
 AppendProblem = _STRUCTURES["AppendProblem"]
+BoundsProblem = _STRUCTURES["BoundsProblem"]
 
 
 def view(tensor: Tensor | None) -> Structure:
@@ -68,6 +69,7 @@ class Library:
             "mixture": [POINTER(MixtureProblem)],
             "average": [POINTER(AverageProblem)],
             "append": [POINTER(AppendProblem)],
+            "bounds": [POINTER(BoundsProblem)],
             "shadow_bytes": [ctypes.c_int64],
             "variant": [],
             "choose": [ctypes.c_int],

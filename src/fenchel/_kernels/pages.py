@@ -6,12 +6,13 @@ page. The native code writes the shadow (`native/shadow.h`); without it there is
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fenchel._kernels.library import AppendProblem, View, loaded, run, view
+from fenchel._kernels.library import AppendProblem, BoundsProblem, View, loaded, run, view
 from fenchel._kernels.route import against_library
 
 PAGE = 512  # tokens: kChunk of native/problem.h
@@ -36,6 +37,7 @@ class PagePool:
     ) -> None:
         self.kv_heads, self.d, self.d_value = kv_heads, d, d_value
         self.dtype, self.device = dtype, torch.device(device)
+        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # that have pages here
         self._users: list[int] = []  # of each page
         self._free: list[int] = []  # some of these may be in use again
         self._allocate(0)
@@ -47,6 +49,12 @@ class PagePool:
         self.shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
         # (page, head, token, component), as native code reads them
         self.operands = self.key.transpose(0, 1), self.value.transpose(0, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "caches": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, caches=weakref.WeakSet())  # caches enter by themselves
 
     def _record(self) -> int:
         """Bytes of the shadow of one page of one head."""
@@ -141,6 +149,27 @@ class PagePool:
         plain = type(key) is type(value) is Tensor and not key.is_neg() and not value.is_neg()
         has_code = self.shadow.shape[-1] > 0 or self.dtype is torch.float64
         return plain and has_code and key.is_cpu and against_library() is None
+
+    def bounds(
+        self, query: Tensor, pages: Tensor, lengths: Tensor, keys: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Of all scores <query, key>: from above, and how far below that they may be at most.
+
+        query: float32 (batch, head, query, d), times the scale. Returns (batch, head, query, key)
+        twice; -inf and 0 beyond a sequence's end. None where there is no shadow.
+        """
+        if not self.shadow.shape[-1] or against_library() is not None:
+            return None
+        shape = (*query.shape[:3], keys)
+        upper, width = query.new_full(shape, -torch.inf), query.new_zeros(shape)
+        p: Any = BoundsProblem()
+        p.batch, p.heads, p.queries, p.dim = query.shape
+        p.kv_heads, p.keys, p.query, p.shadow = self.kv_heads, keys, view(query), self.views()[2]
+        p.pages, p.lengths = pages.data_ptr(), lengths.data_ptr()
+        p.chunks, p.threads = pages.shape[1], torch.get_num_threads()
+        p.upper, p.width = upper.data_ptr(), width.data_ptr()
+        run("bounds", p)
+        return upper, width
 
     def _problem(self, key: Tensor, value: Tensor, pages: Tensor, lengths: Tensor) -> Any:
         p: Any = AppendProblem()

@@ -129,7 +129,9 @@ class CachedLayer(DynamicLayer):  # type: ignore[misc]
         if self.cache is None:
             super().batch_repeat_interleave(repeats)
         else:
-            self.cache = self.cache.select(torch.arange(self.cache.batch).repeat_interleave(repeats))
+            self.cache = self.cache.select(
+                torch.arange(self.cache.batch).repeat_interleave(repeats)
+            )
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.cache is None:

@@ -134,7 +134,9 @@ def _rebuild_once(saved: Any, attentions: Mapping[str, nn.Module]) -> None:
 def _caching(method: Any) -> Any:
     """`_prepare_cache_for_generation`: a converted model decodes from a cache of ours."""
 
-    def prepare(self: Any, generation_config: Any, model_kwargs: Any, *args: Any, **rest: Any) -> Any:
+    def prepare(
+        self: Any, generation_config: Any, model_kwargs: Any, *args: Any, **rest: Any
+    ) -> Any:
         given = model_kwargs.get("past_key_values")
         result = method(self, generation_config, model_kwargs, *args, **rest)
         if given is None and _name_of(self).startswith(PREFIX):

@@ -20,6 +20,7 @@
     Outcome mixture(const MixtureProblem&);                                        \
     Outcome average(const AverageProblem&);                                        \
     Outcome append(const AppendProblem&);                                          \
+    Outcome bounds(const BoundsProblem&);                                          \
     std::int64_t shadow_bytes(std::int64_t);                                       \
     }
 
@@ -99,6 +100,7 @@ FENCHEL_EXPORT int fenchel_paraboloid(const BallProblem* p) { return FENCHEL_CAL
 FENCHEL_EXPORT int fenchel_mixture(const MixtureProblem* p) { return FENCHEL_CALL(mixture(*p)); }
 FENCHEL_EXPORT int fenchel_average(const AverageProblem* p) { return FENCHEL_CALL(average(*p)); }
 FENCHEL_EXPORT int fenchel_append(const AppendProblem* p) { return FENCHEL_CALL(append(*p)); }
+FENCHEL_EXPORT int fenchel_bounds(const BoundsProblem* p) { return FENCHEL_CALL(bounds(*p)); }
 FENCHEL_EXPORT std::int64_t fenchel_shadow_bytes(std::int64_t dim) { return FENCHEL_CALL(shadow_bytes(dim)); }
 
 // The checksum of problem.h as it was compiled: a library of another version is noticed.

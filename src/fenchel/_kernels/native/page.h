@@ -135,6 +135,42 @@ void Forward<T>::score_keys(const Sequence& s, std::int64_t i, const std::int32_
     }
 }
 
+// One query against all pages of its sequence.
+template <class T>
+struct BoundsWorker {
+    const BoundsProblem& p;
+    Shadow<T> shadow;
+    Buffer<float> query;
+
+    explicit BoundsWorker(const BoundsProblem& problem) : p(problem) {}
+
+    void run(std::int64_t item) {
+        const std::int64_t number = item % p.queries, head = item / p.queries % p.heads, batch = item / p.queries / p.heads;
+        const float* q = query.reserve(padded(p.dim, 16));
+        read_row<float>(p.query, p.query.at(batch, head, number), p.query.stride[3], p.dim, query.get());
+        float *upper = p.upper + item * p.keys, *width = p.width + item * p.keys;
+        for (std::int64_t from = 0; from < p.lengths[batch]; from += kChunk) {
+            const std::int64_t count = std::min(kChunk, p.lengths[batch] - from);
+            if (!page(q, batch, head, from, count, upper + from, width + from))
+                for (std::int64_t j = from; j < from + count; ++j) upper[j] = width[j] = std::numeric_limits<float>::infinity();
+        }
+    }
+    bool page(const float* q, std::int64_t batch, std::int64_t head, std::int64_t from, std::int64_t count, float* upper, float* width) {
+        if constexpr (!Shadow<T>::kUsed) {
+            return false;
+        } else {
+            constexpr std::int64_t first = 0, stride = kChunk + 16;
+            const std::int64_t place = p.pages[batch * p.chunks + from / kChunk], kv = head / (p.heads / p.kv_heads);
+            const ShadowPage record{ShadowShape(p.dim), static_cast<std::uint8_t*>(p.shadow.data) + p.shadow.at(place, kv, 0)};
+            if (from == 0) shadow.next_block();
+            if (!shadow.usable(first, q, p.dim) || !shadow.run(record, 1, &first, &q, {0, count}, true, stride)) return false;
+            std::memcpy(upper, shadow.upper, count * sizeof(float));
+            std::memcpy(width, shadow.width, count * sizeof(float));
+            return true;
+        }
+    }
+};
+
 // ---- what was read, for `cache.read` and for proofs
 
 template <class T>

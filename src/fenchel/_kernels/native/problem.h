@@ -94,6 +94,16 @@ struct AttentionGradient {
     void *of_key, *of_key_log_mass;             // (parts, batch, head, key), packed: (parts, head, all keys)
 };
 
+// Bounds on all scores of some queries, from the shadow of a cache. Keys beyond a sequence's end are not written.
+struct BoundsProblem {
+    std::int64_t batch, heads, kv_heads, queries, keys, dim;
+    View query;  // float32, times the scale
+    View shadow;
+    const std::int64_t *pages, *lengths;
+    std::int64_t chunks, threads;
+    float *upper, *width;  // (batch, head, query, key): no score exceeds upper, none is below upper - width
+};
+
 enum RowFamily : std::int64_t { kTsallis = 0, kNorm = 1, kBudget = 2, kFused = 3 };
 
 struct RowsProblem {

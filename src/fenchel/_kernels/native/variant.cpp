@@ -172,6 +172,7 @@ Outcome append(const AppendProblem& p) {
     const std::int64_t count = p.batch * p.kv_heads * (p.tokens / kChunk + 2);
     return p.key.dtype == kFloat64 ? items<AppendWorker<double>>(count, 1, p) : items<AppendWorker<float>>(count, 1, p);
 }
+Outcome bounds(const BoundsProblem& p) { return items<BoundsWorker<float>>(p.batch * p.heads * p.queries, 1, p); }
 std::int64_t shadow_bytes(std::int64_t dim) { return ShadowShape(dim).bytes(); }
 
 Outcome paraboloid(const BallProblem& p) { return items<Ball>(p.pairs, p.dim == 3 ? 1 : 32, p); }

@@ -1,0 +1,119 @@
+"""Keys that no query of a declared region can ever attend to: `KeyValueCache.evictable`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel._numerics import check_tensor
+from fenchel.regularizers.tsallis import Tsallis
+
+
+@dataclass(frozen=True, eq=False)
+class QueryBall:
+    """All queries at most `radius` (Euclidean) from `centre`.
+
+    centre: (d,) or (head, d); radius: a number or (head,).
+    """
+
+    centre: Tensor
+    radius: float | Tensor
+
+    def least(self, direction: Tensor) -> Tensor:
+        """The smallest <q, direction> of any query here; direction: (head, ..., d)."""
+        centre, radius = _per_head(self.centre, self.radius, direction)
+        return (centre * direction).sum(-1) - radius * direction.norm(dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class QueryBox:
+    """All queries whose components lie between `low` and `high`: (d,) or (head, d)."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def centre(self) -> Tensor:
+        return (self.low + self.high) / 2
+
+    def least(self, direction: Tensor) -> Tensor:
+        """The smallest <q, direction> of any query here; direction: (head, ..., d)."""
+        centre, _ = _per_head(self.centre, 0.0, direction)
+        half, _ = _per_head((self.high - self.low) / 2, 0.0, direction)
+        return (centre * direction - half * direction.abs()).sum(-1)
+
+
+def _per_head(centre: Tensor, radius: float | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64, with as many axes as they need to broadcast: (head, ..., d), (head, ...)."""
+    heads, between = like.shape[0], like.ndim - 2
+    wide = centre.double().expand(heads, like.shape[-1])
+    number = torch.as_tensor(radius, dtype=torch.float64).expand(heads)
+    return wide.reshape(heads, *[1] * between, -1), number.reshape(heads, *[1] * between)
+
+
+_RIVALS = 32  # keys that each key is compared with
+
+
+def evictable(
+    key: Tensor, region: QueryBall | QueryBox, regularizer: Tsallis, heads: int, scale: float | None
+) -> Tensor:
+    """bool (kv_head, key): see `KeyValueCache.evictable`. key: (kv_head, key, d).
+
+    Key j has no weight where some other key i scores higher by the room of one key, which is
+    temperature / (alpha - 1): the threshold lies at most that far below the largest score. Over the
+    region, <q, k_i - k_j> is smallest at a point that is known. The rivals i are the keys that score
+    highest at the centre.
+    """
+    _check(region, regularizer, key)
+    kv_heads, count, d = key.shape
+    if count == 0:
+        return torch.zeros(kv_heads, 0, dtype=torch.bool)
+    factor = d**-0.5 if scale is None else scale
+    wide = key.double().repeat_interleave(heads // kv_heads, 0)  # (head, key, d)
+    alpha, temperature = float(regularizer.alpha), float(regularizer.temperature)
+    room = temperature / (alpha - 1) / abs(factor)
+    sign = 1.0 if factor > 0 else -1.0
+    centre = region.centre.double().expand(heads, d)
+    at_centre = sign * (wide @ centre.unsqueeze(-1)).squeeze(-1).nan_to_num(-torch.inf)
+    rivals = at_centre.topk(min(_RIVALS, count), -1).indices  # (head, rival)
+    never = torch.zeros(heads, count, dtype=torch.bool)
+    slack = 1 + 1e-6  # scores are computed in float32 where it counts
+    for rival in rivals.unbind(-1):
+        ahead = wide[torch.arange(heads), rival].unsqueeze(1) - wide
+        never |= region.least(sign * ahead) > room * slack + 1e-5 * _size(wide, region)
+    return never.reshape(kv_heads, -1, count).all(1)
+
+
+def _size(key: Tensor, region: QueryBall | QueryBox) -> Tensor:
+    """The largest |<q, k>| that rounding has to do with, (head, 1)."""
+    ones = torch.ones_like(key[:, :1])
+    if isinstance(region, QueryBall):
+        centre, radius = _per_head(region.centre, region.radius, ones)
+        longest = centre.norm(dim=-1) + radius
+    else:
+        low, _ = _per_head(region.low, 0.0, ones)
+        high, _ = _per_head(region.high, 0.0, ones)
+        longest = torch.maximum(low.abs(), high.abs()).norm(dim=-1)
+    return longest * key.norm(dim=-1).amax(-1, keepdim=True)
+
+
+def _check(region: object, regularizer: object, key: Tensor) -> None:
+    if not isinstance(region, QueryBall | QueryBox):
+        raise TypeError(f"region must be a QueryBall or a QueryBox, got {type(region).__name__}")
+    if not isinstance(regularizer, Tsallis) or isinstance(regularizer.alpha, Tensor):
+        raise TypeError("evictable needs Tsallis with one alpha, a number")
+    if regularizer.alpha <= 1 or isinstance(regularizer.temperature, Tensor):
+        raise ValueError(
+            f"every key has a weight under softmax; evictable needs alpha > 1 and one temperature, "
+            f"got {regularizer}"
+        )
+    for name in ("centre", "low", "high"):
+        part = getattr(region, name, None)
+        if part is not None:
+            check_tensor(part, name)
+            if part.shape[-1] != key.shape[-1]:
+                raise ValueError(
+                    f"{name} must have {key.shape[-1]} components, got shape {tuple(part.shape)}"
+                )
