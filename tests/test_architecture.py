@@ -43,7 +43,7 @@ ROOMS = [
 ]
 CORE = ROOMS[: ROOMS.index("continuous")]
 # What a file of the core translates to, where it is installed.
-ADAPTERS = {"cuda.py": "adasplash"}
+ADAPTERS = {"cuda.py": "adasplash", "cache_files.py": "safetensors"}
 
 
 def room_of(module):

@@ -219,7 +219,7 @@ def test_two_threads_at_once_are_refused():
             except RuntimeError as problem:
                 failures.append(str(problem))
 
-    with cache._alone_in_here():
+    with cache._lock:
         other = threading.Thread(target=use)
         other.start()
         other.join()

@@ -121,7 +121,7 @@ def test_masks_with_large_inputs(form):
     x = draw(2, 5, 8) * 1e25
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     output = layer(x, mask)
-    # Digits count from the size of the outputs: a component may be a small difference of large ones.
+    # Digits count from the size of the outputs: one may be a small difference of large ones.
     torch.testing.assert_close(output[1:, :3] / 1e25, layer(x[1:, :3]) / 1e25)
     assert not output[1, 3:].any()
 

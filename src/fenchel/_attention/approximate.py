@@ -25,10 +25,10 @@ def approximate_softmax(
     bounds u on the scores of S and l on all scores, m <= sum_S exp u / sum exp l. A key is skipped
     where its share of that, times the number of keys, times the diameter, is below the error.
     """
-    dtype, count = compute_dtype(query.dtype), len(cache)
+    dtype, count, table = compute_dtype(query.dtype), len(cache), cache._table
     factor = default_scale(query, scale) / float(regularizer.temperature)
     scaled = (query.to(dtype) * factor).contiguous()
-    bounds = cache.pool.bounds(scaled.float(), cache._pages, cache._counts, count)
+    bounds = cache.pool.bounds(scaled.float(), table.numbers, table.counts, count)
     diameter = _diameters(cache, query.shape[1])  # (batch, head)
     if bounds is None:
         upper = torch.full((*query.shape[:3], count), torch.inf)
@@ -57,7 +57,7 @@ def _diameters(cache: KeyValueCache, heads: int) -> Tensor:
     if known != total or longest.shape != (cache.batch, cache.kv_heads):
         parts = []
         for b, length in enumerate(cache.lengths):  # (kv_head, page, token, d_value)
-            norms = cache.pool.value[:, cache._table[b]].double().norm(dim=-1).flatten(1)
+            norms = cache.pool.value[:, cache._table.pages[b]].double().norm(dim=-1).flatten(1)
             parts.append(norms[:, :length].amax(-1))
         longest = torch.stack(parts)
         cache._value_radius = (total, longest)
@@ -71,7 +71,7 @@ def _attend_kept(query: Tensor, cache: KeyValueCache, kept: Tensor) -> Tensor:
     output = query.new_empty((batch, heads, queries, cache.d_value))
     key, value = cache.pool.key, cache.pool.value
     for b in range(batch):
-        pages = cache._pages[b]
+        pages = cache._table.numbers[b]
         for h in range(heads):
             for i in range(queries):
                 place = kept[b, h, i].nonzero().squeeze(-1)

@@ -13,13 +13,13 @@ from torch.nn import Module
 from fenchel._attention.approximate import approximate_softmax
 from fenchel._attention.cache import KeyValueCache
 from fenchel._attention.call import AttentionCall, Options, observer, prepare
-from fenchel._attention.front import attention, paths_of
 from fenchel._attention.dense import as_tsallis
+from fenchel._attention.front import attention, paths_of
 from fenchel._attention.plans import Described, describe_lengths, recall, remember
 from fenchel._attention.proof import DecodeProof
 from fenchel._attention.sparse import NATIVE_PATH, CallNumbers, arguments
 from fenchel._kernels.attention_call import Saved, problem
-from fenchel._kernels.attention_plan import Extent
+from fenchel._kernels.attention_plan import Extent, Lengths
 from fenchel._kernels.library import run, view
 from fenchel._kernels.route import choose
 from fenchel._numerics import check_tensor, transformed
@@ -96,7 +96,7 @@ def decode(
     if error is not None:
         return call.run_approximately(error, scale, base, attn_mask, softcap, proof)
     options = call.place(Options(base, attn_mask, False, scale, 0.0, True, softcap))
-    with cache._alone_in_here():
+    with cache._lock:
         output, candidates, bounds = call.run(options, proof)
     if not proof:
         return output
@@ -108,7 +108,7 @@ def attend_cached(
 ) -> Tensor:
     """The same where the caller has placed the priors, as models do."""
     call = _Decoding(query, cache, resolve_regularizer(regularizer), causal=False)
-    with cache._alone_in_here():
+    with cache._lock:
         return call.run(options, False)[0]
 
 
@@ -183,7 +183,7 @@ class _Decoding:
                 "error takes one query, and neither base, attn_mask, softcap nor proof; leave "
                 "error out"
             )
-        with self.cache._alone_in_here(), torch.no_grad():
+        with self.cache._lock, torch.no_grad():
             return approximate_softmax(self.query, self.cache, self.regularizer, scale, error)
 
     # ---- native kernels
@@ -196,9 +196,7 @@ class _Decoding:
             return None
         if not query.is_cpu or observer() is not None or transformed():
             return None
-        lengths = (cache.batch, query.shape[1], cache.kv_heads, self.queries, self.keys)
-        lengths = (*lengths, cache.d, cache.d_value)
-        described = describe_lengths(lengths, query.dtype, regularizer, options)
+        described = describe_lengths(self._lengths(), query.dtype, regularizer, options)
         plan = None if described is None else recall(described.kind)
         call: AttentionCall | None = None
         if plan is None:
@@ -218,6 +216,11 @@ class _Decoding:
             self._run_arguments(call, output, struct)
         struct.note()
         return output, struct.candidates, struct.bounds
+
+    def _lengths(self) -> Lengths:
+        cache, heads = self.cache, self.query.shape[1]
+        tokens = (self.queries, self.keys)
+        return cache.batch, heads, cache.kv_heads, *tokens, cache.d, cache.d_value
 
     def _call(self, options: Options) -> AttentionCall:
         """With nothing in place of keys and values: only their shapes count."""
@@ -262,12 +265,8 @@ class _Decoding:
         if not self.is_causal:
             return options
         past = Causal(self.offset)
-        for name in ("base", "attn_mask"):
-            term = getattr(options, name)
-            if term is None:
-                return options._replace(**{name: past})
-            if isinstance(term, Prior):
-                return options._replace(**{name: _both(term, past)})
+        if not isinstance(options.base, Tensor):
+            return options._replace(base=past if options.base is None else options.base * past)
         mask = torch.ones(self.queries, self.keys, dtype=torch.bool, device=self.query.device)
         return options._replace(base=options.base * mask.tril(self.offset))
 
@@ -286,7 +285,7 @@ class _Struct:
         cache, rows = call.cache, call.query.shape[:3]
         self._cache, self.candidates, self.bounds = cache, None, None
         self._counts = call.query.new_empty((*rows, 5), dtype=torch.int64)
-        c = cache._native_struct()
+        c = cache._table.struct()
         c.read, c.candidate, c.bound = self._counts.data_ptr(), None, None
         if proof:
             self.candidates = torch.zeros((*rows, call.keys), dtype=torch.bool)
@@ -296,10 +295,6 @@ class _Struct:
 
     def note(self) -> None:
         self._cache._counts_read = self._counts
-
-
-def _both(prior: Prior, past: Causal) -> Prior:
-    return prior * (past if prior.offset is not None or not past.offset else Causal(past.offset))
 
 
 def _holds_documents(options: Options) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,8 @@ class QueryBall:
     def least(self, direction: Tensor) -> Tensor:
         """The smallest <q, direction> of any query here; direction: (head, ..., d)."""
         centre, radius = _per_head(self.centre, self.radius, direction)
-        return (centre * direction).sum(-1) - radius * direction.norm(dim=-1)
+        least: Tensor = (centre * direction).sum(-1) - radius * direction.norm(dim=-1)
+        return least
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +59,20 @@ _RIVALS = 32  # keys that each key is compared with
 
 
 def evictable(
-    key: Tensor, region: QueryBall | QueryBox, regularizer: Tsallis, heads: int, scale: float | None
+    key: Tensor, region: QueryBall | QueryBox, regularizer: Tsallis, scale: float | None
 ) -> Tensor:
     """bool (kv_head, key): see `KeyValueCache.evictable`. key: (kv_head, key, d).
 
     Key j has no weight where some other key i scores higher by the room of one key, which is
     temperature / (alpha - 1): the threshold lies at most that far below the largest score. Over the
-    region, <q, k_i - k_j> is smallest at a point that is known. The rivals i are the keys that score
-    highest at the centre.
+    region, <q, k_i - k_j> is smallest at a point that is known. The rivals i are the keys that
+    score highest at the centre.
     """
     _check(region, regularizer, key)
     kv_heads, count, d = key.shape
+    heads = region.centre.shape[0] if region.centre.ndim > 1 else kv_heads
+    if heads % kv_heads:
+        raise ValueError(f"the region has {heads} heads, which must be a multiple of {kv_heads}")
     if count == 0:
         return torch.zeros(kv_heads, 0, dtype=torch.bool)
     factor = d**-0.5 if scale is None else scale
@@ -96,7 +101,21 @@ def _size(key: Tensor, region: QueryBall | QueryBox) -> Tensor:
         low, _ = _per_head(region.low, 0.0, ones)
         high, _ = _per_head(region.high, 0.0, ones)
         longest = torch.maximum(low.abs(), high.abs()).norm(dim=-1)
-    return longest * key.norm(dim=-1).amax(-1, keepdim=True)
+    size: Tensor = longest * key.norm(dim=-1).amax(-1, keepdim=True)
+    return size
+
+
+def check_masks(tokens: Sequence[Tensor], lengths: tuple[int, ...]) -> None:
+    """One mask per sequence, one truth value per token."""
+    if len(tokens) != len(lengths):
+        raise ValueError(f"keep needs one mask per sequence, got {len(tokens)}")
+    for b, (mask, length) in enumerate(zip(tokens, lengths, strict=True)):
+        check_tensor(mask, "tokens")
+        if mask.dtype != torch.bool or mask.shape != (length,):
+            raise ValueError(
+                f"the mask of sequence {b} must be bool of shape ({length},), got {mask.dtype} of "
+                f"shape {tuple(mask.shape)}"
+            )
 
 
 def _check(region: object, regularizer: object, key: Tensor) -> None:

@@ -80,10 +80,9 @@ class DecodeProof:
         repeats = query.shape[1] // key.shape[1]
         longest = key.double().norm(dim=-1).nan_to_num(0.0).amax(-1).repeat_interleave(repeats, 1)
         product = query.double().norm(dim=-1) * longest.unsqueeze(-1) * scale / temperature
-        added = self.largest_skipped.abs().nan_to_num(0.0, 0.0) + self.cut.abs().nan_to_num(
-            0.0, 0.0
-        )
-        return ulp * ((query.shape[-1] + 16) * product + 4 * added)  # a bias is rounded with it
+        added = [x.abs().nan_to_num(0.0, 0.0) for x in (self.largest_skipped, self.cut)]
+        room: Tensor = ulp * ((query.shape[-1] + 16) * product + 4 * (added[0] + added[1]))
+        return room  # a bias is rounded with the score
 
     @staticmethod
     def _require(holds: Tensor, what: str) -> None:

@@ -37,31 +37,30 @@ class PagePool:
     ) -> None:
         self.kv_heads, self.d, self.d_value = kv_heads, d, d_value
         self.dtype, self.device = dtype, torch.device(device)
-        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # that have pages here
+        self.tables: weakref.WeakSet[Any] = weakref.WeakSet()  # that have pages here
         self._users: list[int] = []  # of each page
         self._free: list[int] = []  # some of these may be in use again
+        self._has_shadow = self.device.type == "cpu" and dtype != torch.float64
         self._allocate(0)
 
     def _allocate(self, pages: int) -> None:
-        empty = {"dtype": self.dtype, "device": self.device}
-        self.key = torch.empty((self.kv_heads, pages, PAGE, self.d), **empty)  # type: ignore[arg-type]
-        self.value = torch.empty((self.kv_heads, pages, PAGE, self.d_value), **empty)  # type: ignore[arg-type]
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        self.key = like.new_empty((self.kv_heads, pages, PAGE, self.d))
+        self.value = like.new_empty((self.kv_heads, pages, PAGE, self.d_value))
         self.shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
         # (page, head, token, component), as native code reads them
         self.operands = self.key.transpose(0, 1), self.value.transpose(0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "caches": None}
+        return {**vars(self), "tables": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, caches=weakref.WeakSet())  # caches enter by themselves
+        vars(self).update(state, tables=weakref.WeakSet())  # which enter by themselves
 
     def _record(self) -> int:
         """Bytes of the shadow of one page of one head."""
         native = loaded()
-        if native is None or self.device.type != "cpu" or self.dtype == torch.float64:
-            return 0
-        return native.shadow_bytes(self.d)
+        return native.shadow_bytes(self.d) if native is not None and self._has_shadow else 0
 
     def __len__(self) -> int:
         return self.key.shape[1]
@@ -136,7 +135,8 @@ class PagePool:
         if self._is_native(key, value):
             run("append", self._problem(key, value, pages, lengths))
             return
-        if self.shadow.shape[-1]:  # bytes of another time would be read as bounds
+        if self._has_shadow:  # bytes of another time would be read as bounds
+            self._has_shadow = False
             self.shadow = self.shadow.new_empty((self.kv_heads, len(self), 0))
         for b, length in enumerate(lengths.tolist()):
             place = torch.arange(length, length + key.shape[2])

@@ -28,11 +28,12 @@ class Cache(DynamicCache):  # type: ignore[misc]
     def __init__(self, model: Any) -> None:
         config = model.config if isinstance(model, PreTrainedModel) else model
         super().__init__(config=config.get_text_config(decoder=True))
-        self.layers = [
-            CachedLayer() if type(layer) is DynamicLayer else layer for layer in self.layers
+        usual: Any = self  # of transformers, which says no types
+        usual.layers = [
+            CachedLayer() if type(layer) is DynamicLayer else layer for layer in usual.layers
         ]
-        if self.layer_class_to_replicate is DynamicLayer:
-            self.layer_class_to_replicate = CachedLayer
+        if usual.layer_class_to_replicate is DynamicLayer:
+            usual.layer_class_to_replicate = CachedLayer
 
     @property
     def read(self) -> list[Any]:
@@ -42,7 +43,7 @@ class Cache(DynamicCache):  # type: ignore[misc]
 
 
 class CachedLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer: a `KeyValueCache`, or transformers' own way where a gradient or a graph is made."""
+    """One layer: a `KeyValueCache`, or transformers' own way where a gradient or graph is made."""
 
     cache: KeyValueCache | None = None
     _tensors: tuple[Tensor, Tensor] | None = None  # transformers' own way
@@ -167,7 +168,7 @@ def cache_of(keys: Tensor) -> KeyValueCache | None:
 def use_cache(model: Any, options: dict[str, Any]) -> None:
     """In place of the cache that `generate` has just made for a converted model, if it is the usual
     one."""
-    usual = options.get("past_key_values")
+    usual: Any = options.get("past_key_values")
     if _is_usual(usual):
         options["past_key_values"] = _like(usual, Cache(model))
     of_decoder = getattr(usual, "self_attention_cache", None)  # beside that of an encoder
