@@ -399,7 +399,8 @@ def _reading(cache: KeyValueCache, counts: Tensor) -> CacheRead:
     exact = (once(whole) + picked.sum()) * cache.d + values * cache.d_value
     total = once(bounded) * (cache.d + 4) + exact * size
     of_all = visible * (cache.d + cache.d_value) * size
-    return CacheRead(seen, whole + picked, support, int(total), int(of_all))
+    scored = torch.minimum(whole + picked, seen)  # some are read again with their whole page
+    return CacheRead(seen, scored, support, int(total), int(of_all))
 
 
 def _check_pool(pool: PagePool, kv_heads: int, d: int, d_value: int, dtype: torch.dtype) -> None:

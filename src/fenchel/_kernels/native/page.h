@@ -37,6 +37,7 @@ bool Forward<T>::screen_page(const Sequence& s, std::int64_t first, std::int64_t
         if (!shadow.run(page, count, member, query, {seen.from - start, seen.to - start}, cut_wanted, kStride)) return false;
         for (std::int64_t k = 0; k < count; ++k) {
             const std::int64_t at = k * kStride + (mine[k].from - start);
+            row[member[k]].reading.bounded += mine[k].size();
             const bool found = search_page(s, member[k], mine[k], shadow.upper + at, shadow.width + at);
             done[member[k] - first] = found;
             all = all && found;
@@ -181,7 +182,6 @@ void Forward<T>::note_scored(const Sequence& s, Row& r, const Range& part) {
 }
 template <class T>
 void Forward<T>::note_page(const Sequence& s, Row& r, const Range& mine, const T* upper, const std::int32_t* key, std::int64_t n) {
-    r.reading.bounded += mine.size();
     r.reading.picked += n;
     if (!p.cache->candidate) return;
     std::uint8_t* candidate = p.cache->candidate + s.row(r.h, r.query) * p.keys;

@@ -30,8 +30,9 @@ struct ShadowPage {
     std::uint8_t* panel(std::int64_t key) const { return data + shape.panels_at() + key / kPanel * shape.panel_bytes(); }
     std::uint32_t* words() const { return reinterpret_cast<std::uint32_t*>(data + shape.words_at()); }
 
-    void set(std::int64_t key, std::int64_t component, int y) const {
-        panel(key)[component / 4 * 4 * kPanel + key % kPanel * 4 + component % 4] = std::uint8_t(y + 128);
+    void set(std::int64_t key, const std::uint8_t* y) const {
+        std::uint8_t* to = panel(key) + key % kPanel * 4;
+        for (std::int64_t g = 0; g < shape.groups; ++g) std::memcpy(to + g * 4 * kPanel, y + g * 4, 4);
     }
 };
 
@@ -47,13 +48,14 @@ inline std::uint32_t bfloat_above(double x) {
 // Makes the shadow of keys from `from` on, of a page that holds `to` of them.
 struct ShadowWriter {
     ShadowPage page;
-    Buffer<float> row;
+    Buffer<float> row, zeros;
+    Buffer<std::uint8_t> bytes;
 
     // read(key, to): the components of a key of the page.
     template <class Read>
     void write(std::int64_t from, std::int64_t to, const Read& read) {
-        const std::int64_t dim = page.shape.dim;
-        float* x = row.reserve(padded(dim, 16));
+        float* x = row.reserve(page.shape.wide);
+        for (std::int64_t j = page.shape.dim; j < page.shape.wide; ++j) x[j] = 0;
         if (is_due(from, to)) {
             centre(to, read, x);
             from = 0;
@@ -78,53 +80,65 @@ struct ShadowWriter {
         const std::int64_t dim = page.shape.dim;
         float* c = page.centre();
         std::memset(page.data, 0, page.shape.panels_at());
+        float* nothing = zeros.reserve(page.shape.wide);
+        std::memset(nothing, 0, page.shape.wide * sizeof(float));
         std::int64_t count = 0;
         for (std::int64_t key = 0; key < keys; ++key) {
             read(key, x);
-            float most = 0;
-            for (std::int64_t j = 0; j < dim; ++j) most = std::fabs(x[j]) <= most ? most : std::fabs(x[j]);
-            if (!(most < 1e30f)) continue;  // NaN too
+            if (!(farthest(x, nothing, page.shape.wide) < 1e30f)) continue;  // NaN too
             ++count;
-            for (std::int64_t j = 0; j < dim; ++j) c[j] += (x[j] - c[j]) / float(count);
+            const float share = 1 / float(count);
+            for (std::int64_t j = 0; j < dim; ++j) c[j] += (x[j] - c[j]) * share;
         }
         double squares = 0;
         for (std::int64_t j = 0; j < dim; ++j) squares += double(c[j]) * double(c[j]);
         *page.norm() = float(std::sqrt(squares) * (1 + 1e-6));
     }
+    // Rows are padded with zeros to whole vectors. What is left of a component is computed in float32, and wrong by less
+    // than 2^-22 of the largest one.
     void write_key(std::int64_t key, const float* x) {
-        const std::int64_t dim = page.shape.dim;
+        constexpr int W = Lanes<float>::W;
+        const std::int64_t wide = page.shape.wide;
+        const double root = std::sqrt(double(page.shape.dim));
         const float* c = page.centre();
-        float most = 0;
-        for (std::int64_t j = 0; j < dim; ++j) {
-            const float far = std::fabs(x[j] - c[j]);
-            most = far <= most ? most : far;  // NaN stays until it is compared
-        }
-        const bool fits = most < 1e30f && most > 1e-30f;
-        const std::uint32_t step_bits = fits ? bfloat_above(double(most) / 127) : 0;
-        const std::uint32_t wide_bits = step_bits << 16;
+        const float most = farthest(x, c, wide);
+        const bool fits = most < 1e15f && most > 1e-15f;  // squares stay within float32
+        const std::uint32_t step_bits = fits ? bfloat_above(double(most) / 127) << 16 : 0;
         float step;
-        std::memcpy(&step, &wide_bits, 4);
+        std::memcpy(&step, &step_bits, 4);
         const float inverse = fits ? 1 / step : 0;
-        double squares = 0;
-        for (std::int64_t j = 0; j < page.shape.groups * 4; ++j) {
-            int y = 0;
-            if (j < dim) {
-                if (fits) y = int(std::nearbyint(std::min(127.f, std::max(-127.f, (x[j] - c[j]) * inverse))));
-                const double rest = (double(x[j]) - double(c[j])) - double(step) * y;
-                squares += rest * rest;
-            }
-            page.set(key, j, y);
+        std::uint8_t* y = bytes.reserve(wide);
+        Vec<float> squares{};
+        for (std::int64_t j = 0; j < wide; j += W) {
+            const Vec<float> far = load<float>(x + j) - load<float>(c + j);
+            const Vec<float> shifted = at_most<float>(at_least<float>(far * inverse, -127), 127) + 12582912.0f;  // rounds
+            const Vec<float> rest = far - (shifted - 12582912.0f) * step;
+            squares += rest * rest;
+            const Mask<float> whole = (Mask<float>)shifted - (Mask<float>)fill<float>(12582912.0f) + 128;
+            for (int i = 0; i < W; ++i) y[j + i] = std::uint8_t(whole[i]);
         }
-        double rho = std::sqrt(squares) * (1 + 1e-9) + 1e-38;
+        page.set(key, y);
+        const double left = std::sqrt(double(sum<float>(squares))) * (1 + 1e-5) + 0x1p-22 * double(most) * root;
+        double rho = (fits ? left : double(most) * root) * (1 + 1e-6) + 1e-38;
         if (!(rho < HUGE_VAL)) rho = HUGE_VAL;
-        page.words()[key] = step_bits << 16 | bfloat_above(rho);
+        page.words()[key] = step_bits | bfloat_above(rho);
+    }
+    // The largest |x - c|; NaN where one is.
+    static float farthest(const float* x, const float* c, std::int64_t wide) {
+        Vec<float> most{}, broken{};
+        for (std::int64_t j = 0; j < wide; j += Lanes<float>::W) {
+            const Vec<float> d = load<float>(x + j) - load<float>(c + j), far = d < Vec<float>{} ? -d : d;
+            most = far > most ? far : most;
+            broken += far * 0.0f;
+        }
+        return largest<float>(most) + sum<float>(broken);
     }
 };
 
 template <class T>
 struct AppendWorker {
     const AppendProblem& p;
-    ShadowWriter writer{{ShadowShape(0), nullptr}, {}};
+    ShadowWriter writer{{ShadowShape(0), nullptr}, {}, {}, {}};
     Buffer<T> scratch;
 
     explicit AppendWorker(const AppendProblem& problem) : p(problem) {}
