@@ -26,6 +26,8 @@ _NOTES = (
     "stays there.",
     "attention_share and cache_share: time within the registered attention function and within the "
     "cache's update, as shares of steps that were timed for this alone.",
+    "prefill_seconds: of one prefill, not repeated and not in turn.",
+    "scored: scores computed per query and head; a key that is scored a second time counts twice.",
     "StaticCache: transformers passes SDPA a mask and repeats the keys for all query heads.",
     "The random model: all layers hold the same random keys and values, nothing was read before; "
     "fenchel:softmax and fenchel:entmax15 share one hf.Cache.",
