@@ -51,6 +51,7 @@ bench: $(STAMP)  ## measured ratios, into results/
 	$(BIN)/python -m benchmarks maps --out results/bench_maps.json
 	$(BIN)/python -m benchmarks attention --out results/bench_attention.json
 	$(BIN)/python -m benchmarks structure --out results/bench_structure.json
+	$(BIN)/python -m benchmarks serve --out results/bench_serve.json
 	$(BIN)/python -m benchmarks integrals --out results/bench_integrals.json
 	$(BIN)/python -m benchmarks continuous --out results/bench_continuous.json
 

@@ -17,17 +17,19 @@ from rich.text import Text
 
 from benchmarks import (
     attention,
-    attention_summary,
     continuous,
     dual,
     integrals,
     maps,
     models,
+    serve,
     structure,
     wasserstein,
 )
 from benchmarks.attention_rounds import Advance
-from benchmarks.console import no_picture, shares, tell
+from benchmarks.attention_tables import draw_attention, print_attention
+from benchmarks.console import shares, tell
+from benchmarks.serve_models import ModelDtype
 from benchmarks.tables import Listing
 from fenchel.cli.shared import MOST_THREADS, check_folder, progress_bar, replace_letters
 
@@ -136,11 +138,11 @@ def bench_attention(
             raise typer.BadParameter(str(problem), param_hint="--largest") from None
     with progress_bar(TaskProgressColumn()) as progress:
         document = attention.run(sweep, shares(progress)).as_json()
-    _print_attention(document)
+    print_attention(document)
     if out is not None:
         out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         typer.echo(out)
-        typer.echo(_attention_picture(document, out.with_suffix(".svg")))
+        typer.echo(draw_attention(document, out.with_suffix(".svg")))
 
 
 @commands.command(
@@ -234,6 +236,61 @@ def bench_structure(
     """
     chosen = structure.QUICK if quick else structure.FULL
     _measure(partial(structure.run, chosen), structure.listings, out)
+
+
+@commands.command(
+    "serve",
+    epilog="Example: python -m benchmarks serve --model smollm2 --texts wikitext.txt "
+    "--out serve.json",
+)
+def bench_serve(
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            exists=True,
+            help="Folder of a Llama-like decoder, as from_pretrained loads it. Without it, only "
+            "random scores and a random model.",
+        ),
+    ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, exists=True, help="A long text for the model, in UTF-8."),
+    ] = None,
+    dtype: Annotated[
+        ModelDtype, typer.Option(help="Of whole models; attention alone is measured in both.")
+    ] = ModelDtype.float32,
+    largest: Annotated[
+        int | None, typer.Option(min=1, help="Leave longer pasts out. [32768; quick: 1024]")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_THREADS,
+            help="Of torch and of the kernels. (Default: as many as torch has.)",
+        ),
+    ] = None,
+    out: _Out = None,
+    quick: _Quick = False,
+) -> None:
+    """Time decoding: one query against cached keys, and whole models token by token.
+
+    `fl.decode` beside torch's attention (SDPA) with random and real scores, then transformers'
+    models with its caches and with `fenchel.hf.Cache`. In float32 the random model of a billion
+    parameters needs 13 GB of memory at 32,768 tokens; less with --dtype or --largest. The full run
+    takes about half an hour.
+    """
+    if (model is None) != (texts is None):
+        raise typer.BadParameter("--model and --texts go together")
+    sweep = dataclasses.replace(serve.QUICK if quick else serve.FULL, threads=threads)
+    try:
+        sweep = serve.chosen(sweep, dtype.torch, largest, model, texts)
+    except (ImportError, OSError, TypeError, ValueError) as problem:
+        raise typer.BadParameter(str(problem)) from None
+    for missing in serve.left_out(sweep):
+        typer.echo(missing, err=True)
+    _measure(partial(serve.run, sweep), serve.listings, out)
 
 
 @commands.command(
@@ -335,59 +392,3 @@ def _timing_table(report: maps.Report) -> Table:
     for forward, backward in pairs:
         table.add_row(forward.name, str(forward.rows), str(forward), str(backward))
     return table
-
-
-def _print_attention(document: dict[str, Any]) -> None:
-    console = Console()
-    for direction in maps.DIRECTIONS:
-        console.print(_attention_table(document, direction))
-    for table in (_row_map_table(document), _memory_table(document)):
-        if table.row_count:
-            console.print(table)
-    for note in attention_summary.notes([*document["results"], *document["memory"]]):
-        console.print(Text(note, style="dim"))
-    if document["warning"]:
-        Console(stderr=True).print(Text(document["warning"], style="yellow"))
-
-
-def _attention_table(document: dict[str, Any], direction: str) -> Table:
-    entries = document["results"]
-    sizes = attention_summary.sizes_of(entries)
-    title = f"Time relative to SDPA, {direction} ({document['settings']['threads']} thread(s))"
-    table = Table("tokens", title=title, title_justify="left")
-    for n in sizes:
-        table.add_column(str(n), justify="right", no_wrap=True)
-    for row in attention_summary.rows(entries):
-        cells = [attention_summary.cell(entries, row, n, direction) for n in sizes]
-        style = "bold" if row.ours else ""
-        table.add_row(Text(str(row), style=style), *cells)
-    return table
-
-
-def _row_map_table(document: dict[str, Any]) -> Table:
-    table = Table("map", "rows x keys", "direction", "ratio", title_justify="left")
-    table.title = "Maps of rows, time relative to torch.softmax"
-    for entry in document["maps"]:
-        size = f"{entry['rows']} x {entry['length']}"
-        shown = entry["error"] or attention_summary.digits(entry["ratio"])
-        table.add_row(entry["method"], size, entry["direction"], shown)
-    return table
-
-
-def _memory_table(document: dict[str, Any]) -> Table:
-    table = Table("attention", "tokens", "MiB", "to SDPA", title_justify="left")
-    table.title = "Peak memory beyond the inputs, forward+backward"
-    for entry in document["memory"]:
-        extra, ratio = entry["extra_bytes"], entry["ratio"]
-        shown = "–" if extra is None else f"{extra / 2**20:.0f}"
-        relative = "–" if ratio is None else attention_summary.digits(ratio)
-        table.add_row(entry["method"], str(entry["n"]), shown, relative)
-    return table
-
-
-def _attention_picture(document: dict[str, Any], path: Path) -> str:
-    try:
-        from benchmarks.attention_picture import save_picture
-    except ModuleNotFoundError as missing:
-        return no_picture(missing)
-    return str(save_picture(document, path))

@@ -10,7 +10,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks import continuous_methods, integrals, integrals_methods, wasserstein
+from benchmarks import (
+    continuous_methods,
+    integrals,
+    integrals_methods,
+    serve_picture,
+    wasserstein,
+)
 from fenchel.lens.pictures import draw
 
 _FLOOR = 1e-16  # errors below it are rounding, and zero has no logarithm
@@ -249,5 +255,6 @@ _PICTURES: dict[str, tuple[_Picture, tuple[float, float]]] = {
     "dual": (_solvers, (5.4, 3.6)),
     "wasserstein": (_distances, (5.4, 3.6)),
     "structure": (_ratios, (8.4, 7.2)),
+    "serve": (serve_picture.paint_times, (8.4, 6.6)),
     "steps": (_steps, (7.2, 4.2)),
 }

@@ -19,6 +19,7 @@ from benchmarks import (
     maps,
     models,
     pictures,
+    serve,
     structure,
     wasserstein,
 )
@@ -111,6 +112,11 @@ BENCHES = {
         "python -m benchmarks structure",
         structure.listings,
         "Time of entmax-1.5 with structure, with one query and with short rows, as ratios",
+    ),
+    "serve": Bench(
+        "python -m benchmarks serve --model smollm2 --texts wikitext.txt",
+        serve.listings,
+        "Time of one attention call and of one token of whole models, by the length of the past",
     ),
     "integrals": Bench(
         "python -m benchmarks integrals",

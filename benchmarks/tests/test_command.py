@@ -20,6 +20,7 @@ COMMANDS = (
     "continuous",
     "dual",
     "models",
+    "serve",
     "structure",
     "wasserstein",
 )
@@ -70,7 +71,7 @@ def test_figures_go_into_a_folder_that_is_there(tmp_path: Path, command: str) ->
 
 
 @pytest.mark.parametrize(("count", "limit"), [(0, 1), (-1, 1), (1025, 1024), (100_000, 1024)])
-@pytest.mark.parametrize("name", ["maps", "attention", "continuous"])
+@pytest.mark.parametrize("name", ["maps", "attention", "continuous", "serve"])
 def test_threads_that_torch_does_not_survive_are_refused(name: str, count: int, limit: int) -> None:
     result = run(commands, [name, "--quick", f"--threads={count}"])
     assert result.exit_code == 2
