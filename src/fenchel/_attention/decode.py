@@ -13,7 +13,7 @@ from torch.nn import Module
 from fenchel._attention.approximate import approximate_softmax
 from fenchel._attention.cache import KeyValueCache
 from fenchel._attention.call import AttentionCall, Options, observer, prepare
-from fenchel._attention.dense import as_tsallis
+from fenchel._attention.dense import FEW, as_tsallis
 from fenchel._attention.front import attention, paths_of
 from fenchel._attention.plans import Described, describe_lengths, recall, remember
 from fenchel._attention.proof import DecodeProof
@@ -193,6 +193,8 @@ class _Decoding:
         if not isinstance(regularizer, Tsallis | Shannon):
             return None
         if not self.is_even and _holds_documents(options):
+            return None
+        if isinstance(regularizer, Shannon) and self.queries > FEW:  # as `attention` does
             return None
         if not query.is_cpu or observer() is not None or transformed():
             return None

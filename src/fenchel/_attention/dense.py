@@ -77,14 +77,14 @@ def as_tsallis(regularizer: Tsallis | Shannon) -> Tsallis:
     return Tsallis(1.0, temperature=regularizer.temperature)
 
 
-_FEW = 16  # queries that share one reading of the keys: kFew of native/problem.h
+FEW = 16  # queries that share one reading of the keys: kFew of native/problem.h
 
 
 def is_decoding(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Few queries and no derivative: heads that share keys read them once in our kernels, and for
     each of them in torch's."""
     trains = query.requires_grad or key.requires_grad or value.requires_grad
-    few: bool = query.shape[-2] <= _FEW  # a tracer has a tensor
+    few: bool = query.shape[-2] <= FEW  # a tracer has a tensor
     return few and not (trains and torch.is_grad_enabled())
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fenchel._attention.call import Options
 from fenchel._attention.decode import attend_cached
+from fenchel._attention.dense import FEW
 from fenchel._attention.front import attention, attention_with_weights
 from fenchel.hf import trial
 from fenchel.hf.cache import cache_of
@@ -25,8 +26,6 @@ from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal, Sink
 from fenchel.regularizers.budget import Budget
 from fenchel.regularizers.contract import Regularizer
-
-_FEW = 16  # queries for which reading the shadow of a cache pays: kFew of native/problem.h
 
 # Arguments that change attention and that `fenchel.attention` cannot express.
 _REFUSED = {
@@ -149,7 +148,7 @@ class _Call(NamedTuple):
         """(batch, head, query, d)"""
         options = self._options(dropout)
         cache = cache_of(self.key)
-        if cache is not None and dropout == 0 and self.query.shape[2] <= _FEW:
+        if cache is not None and dropout == 0 and self.query.shape[2] <= FEW:
             return attend_cached(self.query, cache, regularizer, options)
         return attention(self.query, self.key, self.value, regularizer, **options._asdict())
 
