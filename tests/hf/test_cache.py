@@ -163,6 +163,20 @@ def test_gradients_go_through_a_cache():
     torch.testing.assert_close(*slopes)
 
 
+def test_gradients_of_queries_alone():
+    """Only the first layer's queries train: its keys and values could do without a gradient."""
+    slopes = []
+    for make in (hf.Cache, lambda model: transformers.DynamicCache()):
+        model = tiny("llama").requires_grad_(False)
+        weight = model.model.layers[0].self_attn.q_proj.weight.requires_grad_()
+        cache = make(model)
+        model(prompt(1)[:, :9], past_key_values=cache)
+        model(prompt(1)[:, 9:], past_key_values=cache).logits.sum().backward()
+        slopes.append(weight.grad)
+    assert slopes[0].abs().sum() > 0
+    torch.testing.assert_close(*slopes)
+
+
 def test_keys_that_were_changed_are_read_as_they_are():
     """Whoever writes into the tensors of a cache is heard: its shadow is left aside."""
     model = tiny("llama", "fenchel:entmax15", torch.float32)

@@ -330,6 +330,8 @@ class KeyValueCache:
 
     def _check_new(self, key: Tensor, value: Tensor) -> None:
         fit = self._fits(key, self.d) and self._fits(value, self.d_value)
+        refuse_gradient(key, "key")
+        refuse_gradient(value, "value")
         if fit and key.shape[2] == value.shape[2]:
             return
         for name, tensor, width in (("key", key, self.d), ("value", value, self.d_value)):
@@ -383,6 +385,15 @@ class KeyValueCache:
                 f"sequences have different lengths, {self.lengths}; take one by cache.select([0])"
             )
         return self._table.written_out(storage)
+
+
+def refuse_gradient(tensor: Tensor, name: str) -> None:
+    """A cache keeps numbers: a gradient that is expected to go through it would be lost."""
+    if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} requires a gradient, and none goes through a cache; decode under "
+            "torch.no_grad(), or train with fl.attention"
+        )
 
 
 def _reading(cache: KeyValueCache, counts: Tensor) -> CacheRead:

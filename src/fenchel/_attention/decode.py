@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fenchel._attention.approximate import approximate_softmax
-from fenchel._attention.cache import KeyValueCache
+from fenchel._attention.cache import KeyValueCache, refuse_gradient
 from fenchel._attention.call import AttentionCall, Options, observer, prepare
 from fenchel._attention.dense import FEW, as_tsallis
 from fenchel._attention.front import attention, paths_of
@@ -86,7 +86,7 @@ def decode(
     others are scored as `attention` scores them. Softmax gives every key a weight, and reads all.
 
     query: (batch, head, query, d), in the dtype of the cache; head is a multiple of the cache's
-        kv_heads. No gradient is computed.
+        kv_heads. No gradient is computed: one that would be expected is an error.
     base, attn_mask: as of `attention`; priors are placed at the positions of the queries.
     error: for `Shannon` alone: keys may be skipped that provably change the output by no more than
         this (Euclidean distance, per query). `cache.read.error` is what it is at most.
@@ -121,6 +121,7 @@ class _Decoding:
         if not isinstance(cache, KeyValueCache):
             raise TypeError(f"cache must be a KeyValueCache, got {type(cache).__name__}")
         _check_query(query, cache)
+        refuse_gradient(query, "query")
         self.query = query.detach() if query.requires_grad else query
         self.cache, self.regularizer = cache, regularizer
         self.queries, self.keys = query.shape[2], len(cache)

@@ -148,7 +148,8 @@ class _Call(NamedTuple):
         """(batch, head, query, d)"""
         options = self._options(dropout)
         cache = cache_of(self.key)
-        if cache is not None and dropout == 0 and self.query.shape[2] <= FEW:
+        trains = self.query.requires_grad and torch.is_grad_enabled()
+        if cache is not None and dropout == 0 and not trains and self.query.shape[2] <= FEW:
             return attend_cached(self.query, cache, regularizer, options)
         return attention(self.query, self.key, self.value, regularizer, **options._asdict())
 
