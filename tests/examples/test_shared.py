@@ -60,7 +60,7 @@ def test_the_table_lists_every_example():
         r"^\| \[(\d\d_\w+\.py)\]\(\1\) \|", (EXAMPLES / "README.md").read_text(), re.M
     )
     assert listed == SCRIPTS
-    assert len(listed) == 13
+    assert len(listed) == 14
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
