@@ -48,7 +48,7 @@ def test_a_copy_holds_no_pages_of_caches_that_were_not_copied():
 
 def test_sequences_that_share_pages_are_saved(tmp_path):
     pytest.importorskip("safetensors")
-    _, key, value = operands(600)
+    _, key, value = operands(600, kv_heads=1)
     cache = filled(key, value).select([0, 0])
     cache.save(tmp_path / "cache")
     again = fl.KeyValueCache.load(tmp_path / "cache")
