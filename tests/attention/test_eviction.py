@@ -86,3 +86,11 @@ def test_what_is_refused():
         cache.keep([torch.ones(3)])
     with pytest.raises(ValueError, match="one mask per sequence"):
         cache.keep([])
+
+
+def test_a_scale_of_zero_evicts_nothing():
+    cache = fl.KeyValueCache(1, 1, 4)
+    key = torch.eye(4).expand(1, 1, 4, 4)
+    cache.append(key, key)
+    [mask] = cache.evictable(fl.QueryBall(100 * torch.ones(4), 0.1), fl.Tsallis(1.5), 0.0)
+    assert not mask.any()

@@ -26,6 +26,7 @@ def approximate_softmax(
     where its share of that, times the number of keys, times the diameter, is below the error.
     """
     dtype, count, table = compute_dtype(query.dtype), len(cache), cache._table
+    table.refresh()
     factor = default_scale(query, scale) / float(regularizer.temperature)
     scaled = (query.to(dtype) * factor).contiguous()
     bounds = cache.pool.bounds(scaled.float(), table.numbers, table.counts, count)
@@ -53,14 +54,13 @@ def _hide_absent(kept: Tensor, cache: KeyValueCache) -> None:
 def _diameters(cache: KeyValueCache, heads: int) -> Tensor:
     """Of the values of each head, at most: twice the longest. float64 (batch, head), above 0."""
     known, longest = cache._value_radius
-    total = sum(cache.lengths)
-    if known != total or longest.shape != (cache.batch, cache.kv_heads):
+    if known != cache._table.changes:
         parts = []
         for b, length in enumerate(cache.lengths):  # (kv_head, page, token, d_value)
             norms = cache.pool.value[:, cache._table.pages[b]].double().norm(dim=-1).flatten(1)
             parts.append(norms[:, :length].amax(-1))
         longest = torch.stack(parts)
-        cache._value_radius = (total, longest)
+        cache._value_radius = (cache._table.changes, longest)
     return (2 * longest).clamp(min=1e-30).repeat_interleave(heads // cache.kv_heads, 1)
 
 

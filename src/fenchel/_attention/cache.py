@@ -53,7 +53,7 @@ class _Lock:
     """One thread at a time; a second one does not wait."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what an interrupt leaves locked opens for its own thread
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -113,7 +113,7 @@ class KeyValueCache:
         self._table = PageTable(pool, batch, capacity)
         # (batch, head, query, 5), as native code writes it
         self._counts_read: Tensor | CacheRead | None = None
-        self._value_radius = (0, torch.zeros(0))
+        self._value_radius = (-1, torch.zeros(0))
         self._lock = _Lock()
 
     # ---- what it holds
@@ -211,11 +211,7 @@ class KeyValueCache:
                     self._table.write(key, value, range(self.batch))
                 return
             self._check_tokens(tokens, key.shape[2])
-            for b, count in enumerate(tokens):
-                part = slice(b, b + 1)
-                if count:
-                    new = key[part, :, :count], value[part, :, :count]
-                    self._table.write(*new, range(b, b + 1))
+            self._append_ragged(key, value, tokens)
 
     def crop(self, length: int | Sequence[int]) -> None:
         """Keep the first tokens of each sequence: so many, or all where there are fewer."""
@@ -225,9 +221,7 @@ class KeyValueCache:
         for kept in lengths:
             check_whole(kept, "length", 0)
         with self._lock:
-            for b, kept in enumerate(lengths):
-                self._table.crop(b, kept)
-            self._table.renew()
+            self._table.crop(lengths)
 
     def select(self, sequences: Sequence[int] | Tensor) -> KeyValueCache:
         """A cache of these sequences, by number, left out or repeated as they are named.
@@ -314,6 +308,19 @@ class KeyValueCache:
         return load(path, device)
 
     # ---- inside
+
+    def _append_ragged(self, key: Tensor, value: Tensor, tokens: Sequence[int]) -> None:
+        """To all sequences or none."""
+        before = list(self.lengths)
+        try:
+            for b, count in enumerate(tokens):
+                part = slice(b, b + 1)
+                if count:
+                    new = key[part, :, :count], value[part, :, :count]
+                    self._table.write(*new, range(b, b + 1))
+        except BaseException:
+            self._table.crop(before)
+            raise
 
     def _append_to(self, b: int, key: Tensor, value: Tensor) -> None:
         """To one sequence: (1, kv_head, token, component)."""

@@ -18,11 +18,9 @@ def save(cache: KeyValueCache, path: str | Path) -> None:
     """The file appears whole or not at all."""
     tensors: dict[str, Tensor] = {}
     for b in range(cache.batch):
-        one = cache.select([b])
-        tensors[f"key.{b}"], tensors[f"value.{b}"] = (
-            one.key[0].cpu().contiguous(),
-            one.value[0].cpu().contiguous(),
-        )
+        one = cache.select([b])  # copied: sequences may share pages, which safetensors refuses
+        for name, tensor in (("key", one.key[0]), ("value", one.value[0])):
+            tensors[f"{name}.{b}"] = tensor.cpu().clone(memory_format=torch.contiguous_format)
     names = ("batch", "kv_heads", "d", "d_value", "capacity")
     shape = json.dumps({name: getattr(cache, name) for name in names})
     path = Path(path)

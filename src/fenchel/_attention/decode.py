@@ -246,7 +246,8 @@ class _Decoding:
         x = arguments(CallNumbers(call), as_tsallis(self.regularizer))
         nothing = output.new_empty(0)
         p, _kept = problem(x, Saved(nothing, nothing, nothing, nothing))
-        p.key, p.value, _ = self.cache.pool.views()
+        operands = self.cache.pool.operands  # held here: another thread may let the pool grow
+        p.key, p.value = map(view, operands)
         p.output, p.cache = view(output), struct.address
         run("attention", p)
 

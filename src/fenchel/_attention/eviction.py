@@ -73,9 +73,9 @@ def evictable(
     heads = region.centre.shape[0] if region.centre.ndim > 1 else kv_heads
     if heads % kv_heads:
         raise ValueError(f"the region has {heads} heads, which must be a multiple of {kv_heads}")
-    if count == 0:
-        return torch.zeros(kv_heads, 0, dtype=torch.bool)
     factor = d**-0.5 if scale is None else scale
+    if count == 0 or factor == 0:  # with which all keys score the same
+        return torch.zeros(kv_heads, count, dtype=torch.bool)
     wide = key.double().repeat_interleave(heads // kv_heads, 0)  # (head, key, d)
     alpha, temperature = float(regularizer.alpha), float(regularizer.temperature)
     room = temperature / (alpha - 1) / abs(factor)
@@ -84,10 +84,10 @@ def evictable(
     at_centre = sign * (wide @ centre.unsqueeze(-1)).squeeze(-1).nan_to_num(-torch.inf)
     rivals = at_centre.topk(min(_RIVALS, count), -1).indices  # (head, rival)
     never = torch.zeros(heads, count, dtype=torch.bool)
-    slack = 1 + 1e-6  # scores are computed in float32 where it counts
+    slack, rounding = 1 + 1e-6, (d + 16) * 2.0**-23  # of scores in float32, as in shadow.h
     for rival in rivals.unbind(-1):
         ahead = wide[torch.arange(heads), rival].unsqueeze(1) - wide
-        never |= region.least(sign * ahead) > room * slack + 1e-5 * _size(wide, region)
+        never |= region.least(sign * ahead) > room * slack + rounding * _size(wide, region)
     return never.reshape(kv_heads, -1, count).all(1)
 
 

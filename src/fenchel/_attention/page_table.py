@@ -24,9 +24,11 @@ class PageTable:
         self.pages: list[list[int]] = [[] for _ in range(sequences)]
         self.lengths = [0] * sequences
         self._capacity = capacity
-        pool.tables.add(self)
-        if capacity is not None and self.is_alone:
-            self.pages = pool.lay_out(self.pages, _count(capacity))
+        self.changes = 0  # of tokens, for what is remembered about them
+        with pool.lock:
+            pool.tables.add(self)
+            if capacity is not None and self.is_alone:
+                pool.lay_out(self, _count(capacity))
         self.renew()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -35,6 +37,8 @@ class PageTable:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.pool.tables.add(self)
+        for pages in self.pages:
+            self.pool.join(pages)
 
     def __del__(self) -> None:
         for pages in getattr(self, "pages", ()):
@@ -58,39 +62,61 @@ class PageTable:
     # ---- changes
 
     def write(self, key: Tensor, value: Tensor, sequences: range) -> None:
-        """New tokens (sequence, kv_head, token, component) at the end of these sequences."""
-        count = key.shape[2]
-        self._make_room(sequences, count)
-        first, last = sequences.start, sequences.stop
-        numbers, counts = self.numbers, self.counts
-        if last - first < len(self.lengths):
-            numbers, counts = numbers[first:last], counts[first:last]
-        self.pool.write(key, value, numbers, counts, self.pages[first:last])
-        for b in sequences:
-            self.lengths[b] += count
-        counts.add_(count)
+        """New tokens (sequence, kv_head, token, component) at the end of these sequences.
 
-    def crop(self, b: int, length: int) -> None:
-        """Keep the first tokens of a sequence; `renew` after the last."""
-        self.lengths[b] = min(length, self.lengths[b])
-        kept = _count(self.lengths[b])
-        self.pool.leave(self.pages[b][kept:])
-        del self.pages[b][kept:]
+        Where that is interrupted, or memory is short, the sequences are what they were.
+        """
+        count, first, last = key.shape[2], sequences.start, sequences.stop
+        with self.pool.lock:
+            self._make_room(sequences, count)
+            self.refresh()
+            numbers, counts = self.numbers, self.counts
+            if last - first < len(self.lengths):
+                numbers, counts = numbers[first:last], counts[first:last]
+            self.pool.write(key, value, numbers, counts, self.pages[first:last])
+        longer = [n + count if first <= b < last else n for b, n in enumerate(self.lengths)]
+        self._is_stale = True
+        self.changes += 1
+        self.lengths = longer
+        counts.add_(count)
+        self._is_stale = False
+
+    def crop(self, lengths: list[int]) -> None:
+        """Keep the first tokens of each sequence."""
+        lengths = [min(pair) for pair in zip(lengths, self.lengths, strict=True)]
+        kept = [pages[: _count(n)] for pages, n in zip(self.pages, lengths, strict=True)]
+        gone = [pages[_count(n) :] for pages, n in zip(self.pages, lengths, strict=True)]
+        self._become(kept, lengths)
+        for row in gone:
+            self.pool.leave(row)
+        self.renew()
 
     def share(self, other: PageTable, sequences: list[int]) -> None:
         """Become these sequences of a table in the same pool, which may be this one."""
-        pages = [list(other.pages[b]) for b in sequences]
-        for row in pages:
-            self.pool.join(row)
-        for row in self.pages:
-            self.pool.leave(row)
-        self.pages, self.lengths = pages, [other.lengths[b] for b in sequences]
+        before, pages = self.pages, [list(other.pages[b]) for b in sequences]
+        with self.pool.lock:
+            for row in pages:
+                self.pool.join(row)
+            self._become(pages, [other.lengths[b] for b in sequences])
+            for row in before:
+                self.pool.leave(row)
         self.renew()
 
+    def _become(self, pages: list[list[int]], lengths: list[int]) -> None:
+        state = {"pages": pages, "lengths": lengths, "_is_stale": True, "changes": self.changes + 1}
+        vars(self).update(state)  # one step, which no interrupt divides
+
     def compact(self) -> None:
-        """Pages in rows again."""
-        self._lay_out(max(map(len, self.pages)))
+        """Pages in rows again, where the table is alone."""
+        with self.pool.lock:
+            if self.is_alone:
+                self._lay_out(max(map(len, self.pages)))
         self.renew()
+
+    def refresh(self) -> None:
+        """After a change that was interrupted."""
+        if self._is_stale:
+            self.renew()
 
     def renew(self) -> None:
         """What native code reads, after a change of pages."""
@@ -100,20 +126,20 @@ class PageTable:
         self.counts = torch.tensor(self.lengths, dtype=torch.int64)
         self._step = self._step_between_sequences()
         self._struct: tuple[Any, Tensor] | None = None
+        self._is_stale = False
 
     def _make_room(self, sequences: range, count: int) -> None:
         """Pages for so many new tokens, none of them shared."""
-        changed = False
         for b in sequences:
-            if self.lengths[b] % PAGE and self.pool.is_shared(self.pages[b][-1]):
-                self._copy_last(self.pages[b])
-                changed = True
+            # one page as a rule; more after an append that was interrupted
+            for which in range(self.lengths[b] // PAGE, len(self.pages[b])):
+                if self.pool.is_shared(self.pages[b][which]):
+                    self._is_stale = True
+                    self._copy_page(self.pages[b], which)
             needed = _count(self.lengths[b] + count)
             if needed > len(self.pages[b]):
+                self._is_stale = True
                 self._add_pages(b, needed)
-                changed = True
-        if changed:
-            self.renew()
 
     def _add_pages(self, b: int, needed: int) -> None:
         row = len(self.pool) // len(self.pages)  # of each sequence, where the table is alone
@@ -126,22 +152,23 @@ class PageTable:
             pages.append(self.pool.take(pages[-1] if pages else b * row - 1))
 
     def _lay_out(self, room: int) -> None:
-        """All pages anew, in rows of so many."""
+        """All pages anew, in rows of so many, or as many as the longest sequence has."""
         if self._capacity is not None:
-            room = max(_count(self._capacity), *map(len, self.pages))
-        self.pages = self.pool.lay_out(self.pages, room)
+            room = _count(self._capacity)
+        self.pool.lay_out(self, max(room, *map(len, self.pages)))
 
-    def _copy_last(self, pages: list[int]) -> None:
+    def _copy_page(self, pages: list[int], which: int) -> None:
         """A page of its own in place of one that others read."""
-        page = self.pool.take(None)
-        self.pool.copy_page(pages[-1], page)
-        self.pool.leave(pages[-1:])
-        pages[-1] = page
+        before, page = pages[which], self.pool.take(None)
+        self.pool.copy_page(before, page)
+        pages[which] = page
+        self.pool.leave([before])
 
     # ---- reading
 
     def struct(self) -> Any:
         """What native code reads about pages and lengths; made again when they change."""
+        self.refresh()
         shadow = self.pool.shadow
         if self._struct is None or self._struct[1] is not shadow:
             c: Any = CacheProblem()
@@ -152,6 +179,7 @@ class PageTable:
 
     def written_out(self, storage: Tensor) -> Tensor:
         """(sequence, kv_head, token, component) of equally long sequences."""
+        self.refresh()
         heads, _, _, width = storage.shape
         sequences, length = len(self.lengths), self.lengths[0]
         if length == 0:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._attention.call import Options, prepare
-from fenchel._attention.tiled import scores, solve_tile
+from fenchel._attention.call import AttentionCall, Options, prepare
+from fenchel._attention.tiled import log_mass_of_tile, scores, solve_tile
 from fenchel._numerics import compute_dtype
+from fenchel.priors.contract import Prior
 from fenchel.regularizers.tsallis import Tsallis
 
 
@@ -55,21 +56,24 @@ class DecodeProof:
         call = prepare(query.double(), key.double(), key.double(), options)
         temperature: Any = regularizer.temperature
         exact = scores(call) / temperature
-        seen = exact > -torch.inf
-        hidden = _hidden_by_base(call)
+        seen = exact != -torch.inf
+        hidden = _hidden_by_base(call, compute_dtype(query.dtype))
         seen = seen if hidden is None else seen & ~hidden
         room = self._rounding(query, key, options, temperature)
-        skipped = exact.masked_fill(~seen | self.candidates, -torch.inf).amax(-1)
-        self._require(skipped <= self.largest_skipped + room, "a skipped key exceeds its bound")
+        skips = seen & ~self.candidates
+        skipped = exact.masked_fill(~skips, -torch.inf).amax(-1)
+        within = skipped <= self.largest_skipped + room
+        self._require(within | ~skips.any(-1), "a skipped key exceeds its bound")
         self._require(self.largest_skipped <= self.cut, "a bound exceeds the cut")
         rows = replace(
             call, mask=self.candidates if call.mask is None else call.mask & self.candidates
         )
         solution = solve_tile(rows, regularizer)
         threshold = solution.threshold / temperature
-        nothing = self.cut == -torch.inf
+        # a candidate that is no number leaves none in the output, whatever else is read
+        broken = (exact.isnan() & seen & self.candidates).any(-1)
         self._require(
-            nothing | (threshold.reshape(self.cut.shape) >= self.cut - room),
+            ~skips.any(-1) | broken | (threshold.reshape(self.cut.shape) >= self.cut - room),
             "the candidates do not reach the cut",
         )
 
@@ -98,14 +102,13 @@ def _in_double(options: Options) -> Options:
     return options
 
 
-def _hidden_by_base(call: Any) -> Tensor | None:
-    """Keys to which the base gives no mass."""
-    from fenchel.priors.measure import resolve
-
+def _hidden_by_base(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
+    """Keys to which the base gives no mass that counts: see `mass` of native/scores.h."""
     if call.base is None:
         return None
-    base = call.restore(call.base) if isinstance(call.base, Tensor) else call.base
-    allowed = resolve(base, call.caller_shape, call.query).allowed
-    return (
-        None if allowed is None else ~allowed.expand(call.caller_shape).reshape(call.scores_shape)
-    )
+    if isinstance(call.base, Prior):
+        mass = log_mass_of_tile(call.base, call).to(dtype).exp()
+    else:
+        mass = call.restore(call.base).to(dtype)
+    hidden: Tensor = mass < 4 * torch.finfo(dtype).tiny
+    return hidden.expand(call.caller_shape).reshape(call.scores_shape)

@@ -6,6 +6,7 @@ page. The native code writes the shadow (`native/shadow.h`); without it there is
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -41,21 +42,25 @@ class PagePool:
         self._users: list[int] = []  # of each page
         self._free: list[int] = []  # some of these may be in use again
         self._has_shadow = self.device.type == "cpu" and dtype != torch.float64
-        self._allocate(0)
+        self.lock = threading.RLock()  # for caches that share this pool in several threads
+        self.key, self.value, self.shadow = self._allocate(0)
+        self.operands = _operands(self.key, self.value)
 
-    def _allocate(self, pages: int) -> None:
+    def _allocate(self, pages: int) -> tuple[Tensor, Tensor, Tensor]:
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        self.key = like.new_empty((self.kv_heads, pages, PAGE, self.d))
-        self.value = like.new_empty((self.kv_heads, pages, PAGE, self.d_value))
-        self.shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
-        # (page, head, token, component), as native code reads them
-        self.operands = self.key.transpose(0, 1), self.value.transpose(0, 1)
+        key = like.new_empty((self.kv_heads, pages, PAGE, self.d))
+        value = like.new_empty((self.kv_heads, pages, PAGE, self.d_value))
+        shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
+        return key, value, shadow
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "tables": None}
+        return {**vars(self), "tables": None, "lock": None, "operands": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, tables=weakref.WeakSet())  # which enter by themselves
+        vars(self).update(state, tables=weakref.WeakSet(), lock=threading.RLock())
+        # only tables that were copied too have pages here: they enter by themselves
+        self._users, self._free = [0] * len(self), list(range(len(self) - 1, -1, -1))
+        self.operands = _operands(self.key, self.value)  # pickled, they would be other memory
 
     def _record(self) -> int:
         """Bytes of the shadow of one page of one head."""
@@ -91,35 +96,38 @@ class PagePool:
 
     def leave(self, pages: list[int]) -> None:
         """One user less of each."""
-        for page in pages:
-            self._users[page] -= 1
-            if self._users[page] == 0:
-                self._free.append(page)
+        with self.lock:
+            for page in pages:
+                self._users[page] -= 1
+                if self._users[page] == 0:
+                    self._free.append(page)
 
     def grow(self, pages: int) -> None:
         """To so many pages; those there are keep their numbers."""
-        before = self.key, self.value, self.shadow
+        before, storage = (self.key, self.value, self.shadow), self._allocate(pages)
         count = len(self)
-        self._allocate(pages)
-        for new, old in zip((self.key, self.value, self.shadow), before, strict=True):
+        for new, old in zip(storage, before, strict=True):
             new[:, :count] = old
-        self._users += [0] * (pages - count)
-        self._free = [*range(pages - 1, count - 1, -1), *self._free]
+        users = self._users + [0] * (pages - count)
+        free = [*range(pages - 1, count - 1, -1), *self._free]
+        vars(self).update(_state(storage, users, free))
 
-    def lay_out(self, table: list[list[int]], room: int) -> list[list[int]]:
-        """All pages anew: those of each sequence in a row, with room for so many in all. Only where
-        no other cache has pages here."""
-        before = self.key, self.value, self.shadow
-        self._allocate(room * len(table))
-        self._users, self._free = [0] * len(self), list(range(len(self) - 1, -1, -1))
-        laid_out = []
-        for number, pages in enumerate(table):
+    def lay_out(self, table: Any, room: int) -> None:
+        """All pages of a table anew: those of each sequence in a row, with room for so many in all.
+        Only where no other table has pages here."""
+        count = room * len(table.pages)
+        before, storage = (self.key, self.value, self.shadow), self._allocate(count)
+        users, laid_out = [0] * count, []
+        for number, pages in enumerate(table.pages):
             start = number * room
-            for new, old in zip((self.key, self.value, self.shadow), before, strict=True):
+            row = list(range(start, start + len(pages)))
+            for new, old in zip(storage, before, strict=True):
                 new[:, start : start + len(pages)] = old[:, pages]
-            laid_out.append(list(range(start, start + len(pages))))
-            self.join(laid_out[-1])
-        return laid_out
+            users[start : start + len(pages)] = [1] * len(pages)
+            laid_out.append(row)
+        state = _state(storage, users, list(range(count - 1, -1, -1)))
+        # one step of Python, which no interrupt divides
+        list(map(dict.update, (vars(self), vars(table)), (state, {"pages": laid_out})))
 
     def copy_page(self, page: int, to: int) -> None:
         for storage in (self.key, self.value, self.shadow):
@@ -164,7 +172,8 @@ class PagePool:
         upper, width = query.new_full(shape, -torch.inf), query.new_zeros(shape)
         p: Any = BoundsProblem()
         p.batch, p.heads, p.queries, p.dim = query.shape
-        p.kv_heads, p.keys, p.query, p.shadow = self.kv_heads, keys, view(query), self.views()[2]
+        shadow = self.shadow  # held here: another thread may let the pool grow
+        p.kv_heads, p.keys, p.query, p.shadow = self.kv_heads, keys, view(query), _records(shadow)
         p.pages, p.lengths = pages.data_ptr(), lengths.data_ptr()
         p.chunks, p.threads = pages.shape[1], torch.get_num_threads()
         p.upper, p.width = upper.data_ptr(), width.data_ptr()
@@ -185,8 +194,26 @@ class PagePool:
     def views(self) -> tuple[Any, Any, Any]:
         """(page, head, token, component) of keys, values and shadow, as native code reads them."""
         key, value = map(view, self.operands)
-        shadow: Any = View()
-        if self.shadow.shape[-1]:
-            shadow.data = self.shadow.data_ptr()
-            shadow.stride_0, shadow.stride_1 = self.shadow.stride(1), self.shadow.stride(0)
-        return key, value, shadow
+        return key, value, _records(self.shadow)
+
+
+def _records(storage: Tensor) -> Any:
+    shadow: Any = View()
+    if storage.shape[-1]:
+        shadow.data = storage.data_ptr()
+        shadow.stride_0, shadow.stride_1 = storage.stride(1), storage.stride(0)
+    return shadow
+
+
+def _operands(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """(page, head, token, component), as native code reads them."""
+    return key.transpose(0, 1), value.transpose(0, 1)
+
+
+def _state(
+    storage: tuple[Tensor, Tensor, Tensor], users: list[int], free: list[int]
+) -> dict[str, Any]:
+    """What changes in a pool that gets other memory."""
+    key, value, shadow = storage
+    new = {"key": key, "value": value, "shadow": shadow, "operands": _operands(key, value)}
+    return {**new, "_users": users, "_free": free}

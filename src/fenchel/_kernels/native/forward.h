@@ -350,6 +350,7 @@ struct Forward {
     bool cut_from_page(const Sequence& s, std::int64_t i, const Range& mine, const T* upper, const T* width);
     void score_keys(const Sequence& s, std::int64_t i, const std::int32_t* key, std::int64_t n, T* x);
     void note_scored(const Sequence& s, Row& r, const Range& part);
+    void note_screened(Row& r, const Range& mine, const std::int32_t* key, std::int64_t n);
     void note_page(const Sequence& s, Row& r, const Range& mine, const T* upper, const std::int32_t* key, std::int64_t n);
     void report(const Sequence& s, const Row& r) const;
     // Candidates that were appended to the row's.
@@ -386,8 +387,9 @@ struct Forward {
                 if (any && scores.has_bias()) return false;  // one bound for all biases of a chunk is too wide
             }
             screened_rows += n;
+            if (any) screen.run(first, n, seen, limit, key, count);
+            for (std::int64_t i = 0; i < n; ++i) note_screened(row[first + i], mine[i], key[i], count[i]);
             if (!any) return true;
-            screen.run(first, n, seen, limit, key, count);
             typename Screen<T>::Few few(keys, p.dim);
             T* x = chunk.get();
             for (std::int64_t i = 0; i < n; ++i) few.add(queries.get() + (first + i) * wide, key[i], count[i], x + i * kStride);

@@ -180,6 +180,16 @@ void Forward<T>::note_scored(const Sequence& s, Row& r, const Range& part) {
     r.reading.whole += part.size();
     if (p.cache->candidate) std::memset(p.cache->candidate + s.row(r.h, r.query) * p.keys + part.from, 1, part.size());
 }
+// Screening rounds all keys, and so reads them. Those that it drops lie at the row's cut at most.
+template <class T>
+void Forward<T>::note_screened(Row& r, const Range& mine, const std::int32_t* key, std::int64_t n) {
+    if (!p.cache || r.is_short || mine.empty()) return;
+    r.reading.whole += mine.size();
+    if (!p.cache->candidate) return;
+    std::uint8_t* candidate = p.cache->candidate + scores.s->row(r.h, r.query) * p.keys;
+    for (std::int64_t k = 0; k < n; ++k) candidate[key[k]] = 1;
+    r.reading.cut = r.reading.skipped = std::max(r.reading.cut, double(r.cut));
+}
 template <class T>
 void Forward<T>::note_page(const Sequence& s, Row& r, const Range& mine, const T* upper, const std::int32_t* key, std::int64_t n) {
     r.reading.picked += n;

@@ -126,15 +126,20 @@ struct Scores {
     }
 
     // The same for bounds on products, from above (sign 1) or below (-1). A rounded sum does not fall when a term grows, so
-    // that a bound stays one under a bias; the tangent is given room for its own rounding.
+    // that a bound stays one under a bias; the tangent is given room for its own rounding. Infinity says that nothing is
+    // known, not even that the score is a number, and stays.
     void finish_bound(T* x, std::int64_t query, std::int64_t from, std::int64_t to, T sign) {
         if (plain()) return;
-        if (p.softcap > 0) {
-            cap(x, to - from);
-            const T room = sign * T(p.softcap) * T(0x1p-20);
-            for (std::int64_t j = 0; j < to - from; ++j) x[j] += room;
-        }
+        if (p.softcap > 0) cap_bound(x, to - from, sign * T(p.softcap) * T(0x1p-20));
         finish_capped(x, query, from, to);
+    }
+    void cap_bound(T* x, std::int64_t n, T room) const {
+        const Vec<T> unknown = fill<T>(std::numeric_limits<T>::infinity());
+        const T limit = T(p.softcap), inverse = T(1 / p.softcap);
+        for (std::int64_t j = 0; j < n; j += Lanes<T>::W) {
+            const Vec<T> bound = load<T>(x + j);
+            store<T>(x + j, pick<T>(bound == unknown, bound, tangent<T>(bound * inverse) * limit + room));
+        }
     }
 
     bool has_bias() const { return relative || of_key; }
