@@ -10,7 +10,7 @@ from tests import needs
 
 @pytest.fixture
 def operands():
-    return torch.randn(3, 1, 2, 16, 8).unbind(0)
+    return torch.randn(3, 1, 2, 20, 8).unbind(0)  # not so few queries that softmax is ours
 
 
 def test_the_first_path_that_nothing_speaks_against_runs():
@@ -44,6 +44,9 @@ def test_explain_says_what_runs(operands):
     window = fl.explain(*operands, attn_mask=fl.priors.SlidingWindow(2))
     assert window.path == "native kernels"
     assert fl.explain(*operands).path == "torch's fused attention"
+    few = operands[0][:, :, :16]
+    assert fl.explain(few, *operands[1:]).path == "native kernels"
+    assert fl.explain(few.clone().requires_grad_(), *operands[1:]).path == "torch's fused attention"
     norm = fl.explain(*operands, fl.Norm(2.0))
     assert norm.path == "tiles of torch operations"
     assert "Tsallis" in norm.against["native kernels"]
@@ -58,13 +61,13 @@ def test_the_switch_is_a_reason(operands):
 
 def test_other_reasons(operands):
     query, key, value = operands
-    trains = torch.ones(16, requires_grad=True)
+    trains = torch.ones(20, requires_grad=True)
     chosen = fl.explain(query, key, value, fl.Tsallis(1.5), base=trains)
     assert "base that trains" in chosen.against["native kernels"]
-    wide = torch.full((16,), 1e-30)
+    wide = torch.full((20,), 1e-30)
     assert "largest mass" in str(fl.explain(query, key, value, fl.Tsallis(1.5), base=wide))
     assert "matrix" in str(fl.explain(query, key, value, dropout_p=0.5))
-    bias = torch.zeros(16, 16, requires_grad=True)
+    bias = torch.zeros(20, 20, requires_grad=True)
     assert "derivative in a bias" in str(fl.explain(query, key, value, attn_mask=bias))
 
 

@@ -29,6 +29,22 @@ def in_layer(make, *inputs):
     return getattr(output, "context", output[0] if isinstance(output, tuple) else output)
 
 
+def filled():
+    cache = fl.KeyValueCache(K.shape[0], HEADS, K.shape[3], V.shape[3], dtype=torch.float64)
+    cache.append(K, V)
+    return cache
+
+
+def decoded(omega):
+    with torch.no_grad():  # nothing is learned while tokens are served
+        return fl.decode(Q[:, :, -1:].contiguous(), filled(), omega)
+
+
+def evictable(omega):
+    region = fl.QueryBall(3 * draw(8, HEADS, K.shape[3]), 0.1)
+    return torch.stack(filled().evictable(region, omega)).double()
+
+
 def held(omega):
     layer = fl.nn.MultiheadAttention(12, HEADS, batch_first=True)
     layer.hold(omega)
@@ -88,6 +104,8 @@ LEARNING = {
     "fenchel.continuous.fit_mixture": mixture,
 }
 FIXED = {  # certificates, bounds and explanations: numbers about the regulariser of now
+    "fenchel.decode": lambda omega: decoded(omega),
+    "fenchel.KeyValueCache.evictable": lambda omega: evictable(omega),
     "fenchel.attention_solution": lambda omega: fl.attention_solution(Q, K, V, omega).threshold,
     "fenchel.explain": lambda omega: torch.tensor(len(str(fl.explain(Q, K, V, omega)))),
     "fenchel.bounds.query_bound": lambda omega: fl.bounds.query_bound(K, V, omega),

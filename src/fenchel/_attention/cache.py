@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._attention.page_table import PageTable
 from fenchel._kernels.pages import PAGE, PagePool
 from fenchel._numerics import check_tensor, check_whole
-from fenchel.regularizers.tsallis import Tsallis
+from fenchel.regularizers.contract import Regularizer
 
 if TYPE_CHECKING:
     from fenchel._attention.eviction import QueryBall, QueryBox
@@ -253,7 +254,10 @@ class KeyValueCache:
             table.compact()
 
     def evictable(
-        self, region: QueryBall | QueryBox, regularizer: Tsallis, scale: float | None = None
+        self,
+        region: QueryBall | QueryBox,
+        regularizer: Regularizer | Module,
+        scale: float | None = None,
     ) -> list[Tensor]:
         """Keys that no query of the region can ever attend to: bool (kv_head, token) per sequence.
 

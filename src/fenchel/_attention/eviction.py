@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fenchel._numerics import check_tensor
+from fenchel.regularizers.contract import Regularizer, resolve_regularizer
 from fenchel.regularizers.tsallis import Tsallis
 
 
@@ -59,7 +61,10 @@ _RIVALS = 32  # keys that each key is compared with
 
 
 def evictable(
-    key: Tensor, region: QueryBall | QueryBox, regularizer: Tsallis, scale: float | None
+    key: Tensor,
+    region: QueryBall | QueryBox,
+    regularizer: Regularizer | Module,
+    scale: float | None,
 ) -> Tensor:
     """bool (kv_head, key): see `KeyValueCache.evictable`. key: (kv_head, key, d).
 
@@ -68,7 +73,7 @@ def evictable(
     region, <q, k_i - k_j> is smallest at a point that is known. The rivals i are the keys that
     score highest at the centre.
     """
-    _check(region, regularizer, key)
+    _check(region, key)
     kv_heads, count, d = key.shape
     heads = region.centre.shape[0] if region.centre.ndim > 1 else kv_heads
     if heads % kv_heads:
@@ -77,8 +82,7 @@ def evictable(
     if count == 0 or factor == 0:  # with which all keys score the same
         return torch.zeros(kv_heads, count, dtype=torch.bool)
     wide = key.double().repeat_interleave(heads // kv_heads, 0)  # (head, key, d)
-    alpha, temperature = float(regularizer.alpha), float(regularizer.temperature)
-    room = temperature / (alpha - 1) / abs(factor)
+    room = _rooms(regularizer, heads) / abs(factor)  # (head, 1)
     sign = 1.0 if factor > 0 else -1.0
     centre = region.centre.double().expand(heads, d)
     at_centre = sign * (wide @ centre.unsqueeze(-1)).squeeze(-1).nan_to_num(-torch.inf)
@@ -118,16 +122,29 @@ def check_masks(tokens: Sequence[Tensor], lengths: tuple[int, ...]) -> None:
             )
 
 
-def _check(region: object, regularizer: object, key: Tensor) -> None:
+def _rooms(regularizer: Regularizer | Module, heads: int) -> Tensor:
+    """temperature / (alpha - 1) of each head, (head, 1); one of each, or one per head."""
+    regularizer = resolve_regularizer(regularizer)
+    if not isinstance(regularizer, Tsallis):
+        raise TypeError(f"evictable needs Tsallis, got {regularizer}")
+    numbers = []
+    for name in ("alpha", "temperature"):
+        number = torch.as_tensor(getattr(regularizer, name)).detach().double().flatten()
+        if number.numel() not in (1, heads):
+            raise ValueError(
+                f"{name} must be one number or one per head, {heads}, got {number.numel()}"
+            )
+        numbers.append(number.expand(heads).unsqueeze(-1))
+    if bool((numbers[0] <= 1).any()):
+        raise ValueError(
+            f"every key has a weight under softmax; evictable needs alpha > 1, got {regularizer}"
+        )
+    return numbers[1] / (numbers[0] - 1)
+
+
+def _check(region: object, key: Tensor) -> None:
     if not isinstance(region, QueryBall | QueryBox):
         raise TypeError(f"region must be a QueryBall or a QueryBox, got {type(region).__name__}")
-    if not isinstance(regularizer, Tsallis) or isinstance(regularizer.alpha, Tensor):
-        raise TypeError("evictable needs Tsallis with one alpha, a number")
-    if regularizer.alpha <= 1 or isinstance(regularizer.temperature, Tensor):
-        raise ValueError(
-            f"every key has a weight under softmax; evictable needs alpha > 1 and one temperature, "
-            f"got {regularizer}"
-        )
     for name in ("centre", "low", "high"):
         part = getattr(region, name, None)
         if part is not None:
