@@ -149,6 +149,8 @@ def test_beams():
     for wrong in ([], [0, 4], [-1]):
         with pytest.raises(ValueError, match="sequences must be numbers"):
             cache.reorder(wrong)
+    with pytest.raises(TypeError, match="nonzero"):
+        cache.select(torch.tensor([True, False, True, True]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -177,7 +177,8 @@ def test_gradients_of_queries_alone():
     torch.testing.assert_close(*slopes)
 
 
-def test_keys_that_were_changed_are_read_as_they_are():
+@pytest.mark.parametrize("changed", ["keys", "values"])
+def test_tensors_that_were_changed_are_read_as_they_are(changed):
     """Whoever writes into the tensors of a cache is heard: its shadow is left aside."""
     model = tiny("llama", "fenchel:entmax15", torch.float32)
     cache = hf.Cache(model)
@@ -186,7 +187,10 @@ def test_keys_that_were_changed_are_read_as_they_are():
         layer = cache.layers[0]
         new = torch.randn(1, 2, 1, 8)
         keys, values = layer.update(new, new)
-        keys.mul_(-1)
+        if changed == "keys":
+            keys.mul_(-1)
+        else:
+            values = 2 * values
         query = torch.randn(1, 4, 1, 8)
         attend = TranslatedAttention(fl.Tsallis(1.5))
         found, _ = attend(model.model.layers[0].self_attn, query, keys, values, None)

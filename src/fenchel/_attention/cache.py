@@ -334,6 +334,8 @@ class KeyValueCache:
                 self._table.write(key, value, range(b, b + 1))
 
     def _numbers(self, sequences: Sequence[int] | Tensor) -> list[int]:
+        if isinstance(sequences, Tensor) and sequences.dtype == torch.bool:
+            raise TypeError("sequences must be numbers, got a mask; pass mask.nonzero().flatten()")
         numbers = [int(b) for b in sequences]
         if not numbers or not all(0 <= b < self.batch for b in numbers):
             raise ValueError(f"sequences must be numbers from 0 to {self.batch - 1}, got {numbers}")

@@ -102,7 +102,8 @@ class CachedLayer(DynamicLayer):  # type: ignore[misc]
         self.cache.append(key_states, value_states)
         self.cache.compact()  # after a beam search has shared pages
         keys, values = self.cache.key, self.cache.value
-        setattr(keys, _ATTRIBUTE, (self.cache, len(self.cache), keys._version))
+        for tensor in (keys, values):
+            setattr(tensor, _ATTRIBUTE, (self.cache, len(self.cache), tensor._version))
         return keys, values
 
     def get_seq_length(self) -> int:
@@ -156,13 +157,14 @@ def _is_followed(*tensors: Tensor) -> bool:
     return followed or any(type(tensor) is not Tensor for tensor in tensors)
 
 
-def cache_of(keys: Tensor) -> KeyValueCache | None:
-    """The cache that these keys were just read from, if nobody has changed either."""
-    cache, length, version = getattr(keys, _ATTRIBUTE, (None, 0, 0))
-    if cache is None or length != len(cache) or version != keys._version:
-        return None
-    found: KeyValueCache = cache
-    return found
+def cache_of(keys: Tensor, values: Tensor) -> KeyValueCache | None:
+    """The cache that both were just read from, if nobody has changed them or it."""
+    cache: KeyValueCache | None = getattr(keys, _ATTRIBUTE, (None,))[0]
+    for tensor in (keys, values) if cache is not None else ():
+        other, length, version = getattr(tensor, _ATTRIBUTE, (None, 0, 0))
+        if other is not cache or length != len(cache) or version != tensor._version:  # type: ignore[arg-type]
+            return None
+    return cache
 
 
 def use_cache(model: Any, options: dict[str, Any]) -> None:

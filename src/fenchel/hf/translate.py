@@ -147,7 +147,7 @@ class _Call(NamedTuple):
     def attend(self, regularizer: Regularizer | nn.Module, dropout: float) -> Tensor:
         """(batch, head, query, d)"""
         options = self._options(dropout)
-        cache = cache_of(self.key)
+        cache = cache_of(self.key, self.value)
         trains = self.query.requires_grad and torch.is_grad_enabled()
         if cache is not None and dropout == 0 and not trains and self.query.shape[2] <= FEW:
             return attend_cached(self.query, cache, regularizer, options)

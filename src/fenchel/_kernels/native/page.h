@@ -3,6 +3,8 @@
 
 // One key in so many is scored as fast with all the others: rows that come to that do without bounds.
 constexpr std::int64_t kCrowdedPage = 6;
+// A row that sees so few keys scores them all sooner than it finds out which it needs.
+constexpr std::int64_t kFewKeys = 768;
 
 // Rows first .. first + n - 1 against one page. done: rows that need no more; true if all are.
 template <class T>
@@ -23,7 +25,7 @@ bool Forward<T>::screen_page(const Sequence& s, std::int64_t first, std::int64_t
             if (done[i - first]) continue;
             query[count] = queries.get() + i * wide;
             const bool unknown = !r.cut_known && scores.has_mass();  // the first cut with masses asks for all scores
-            if (r.crowded || unknown || r.family.kind == Kind::softmax || !shadow.usable(i, query[count], p.dim)) {
+            if (r.crowded || unknown || r.seen.size() <= kFewKeys || r.family.kind == Kind::softmax || !shadow.usable(i, query[count], p.dim)) {
                 all = false;
                 continue;
             }
