@@ -113,7 +113,7 @@ class KeyValueCache:
         self.pool, self.capacity = pool, capacity
         self._table = PageTable(pool, batch, capacity)
         # (batch, head, query, 5), as native code writes it
-        self._counts_read: Tensor | CacheRead | None = None
+        self._counts_read: Tensor | CacheRead | tuple[tuple[int, ...], torch.Size] | None = None
         self._value_radius = (-1, torch.zeros(0))
         self._lock = _Lock()
 
@@ -183,6 +183,10 @@ class KeyValueCache:
             "shadow": pages * self.kv_heads * self.pool.shadow.shape[-1],
         }
 
+    def note_whole(self, rows: torch.Size) -> None:
+        """Queries (batch, head, query) have read every key and value, not by `decode`."""
+        self._counts_read = (self.lengths, rows)
+
     @property
     def was_read(self) -> bool:
         """`decode` was called."""
@@ -194,6 +198,10 @@ class KeyValueCache:
         counts = self._counts_read
         if counts is None:
             raise RuntimeError("nothing was decoded from this cache yet; call fl.decode first")
+        if isinstance(counts, tuple):
+            lengths = torch.tensor(counts[0]).view(-1, 1, 1).expand(counts[1])
+            nothing = torch.zeros_like(lengths)
+            counts = torch.stack([lengths, nothing, lengths, nothing, lengths], -1)
         return counts if isinstance(counts, CacheRead) else _reading(self, counts)
 
     # ---- how it changes

@@ -30,6 +30,7 @@ from fenchel.regularizers.shannon import Shannon
 from fenchel.regularizers.tsallis import Tsallis
 
 _ENTMAX = Tsallis(1.5)
+SHORT = 768  # keys that are scored whole in any case: kFewKeys of native/page.h
 
 
 @overload
@@ -275,11 +276,7 @@ class _Decoding:
         return options._replace(base=options.base * mask.tril(self.offset))
 
     def _note_all(self) -> None:
-        shape = self.query.shape[:3]
-        lengths = torch.tensor(self.cache.lengths).view(-1, 1, 1).expand(shape)
-        nothing = torch.zeros_like(lengths)
-        counts = torch.stack([lengths, nothing, lengths, nothing, lengths], -1)
-        self.cache._counts_read = counts
+        self.cache.note_whole(self.query.shape[:3])
 
 
 class _Struct:

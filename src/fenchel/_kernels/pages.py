@@ -41,6 +41,7 @@ class PagePool:
         self.tables: weakref.WeakSet[Any] = weakref.WeakSet()  # that have pages here
         self._users: list[int] = []  # of each page
         self._free: list[int] = []  # some of these may be in use again
+        self._views: tuple[Tensor, tuple[Any, Any, Any]] | None = None  # made when first asked for
         self._has_shadow = self.device.type == "cpu" and dtype != torch.float64
         self.lock = threading.RLock()  # for caches that share this pool in several threads
         self.key, self.value, self.shadow = self._allocate(0)
@@ -54,7 +55,7 @@ class PagePool:
         return key, value, shadow
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "tables": None, "lock": None, "operands": None}
+        return {**vars(self), "_views": None, "tables": None, "lock": None, "operands": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, tables=weakref.WeakSet(), lock=threading.RLock())
@@ -193,8 +194,10 @@ class PagePool:
 
     def views(self) -> tuple[Any, Any, Any]:
         """(page, head, token, component) of keys, values and shadow, as native code reads them."""
-        key, value = map(view, self.operands)
-        return key, value, _records(self.shadow)
+        if self._views is None or self._views[0] is not self.shadow:
+            key, value = map(view, self.operands)
+            self._views = (self.shadow, (key, value, _records(self.shadow)))
+        return self._views[1]
 
 
 def _records(storage: Tensor) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._attention.call import Options
-from fenchel._attention.decode import attend_cached
+from fenchel._attention.decode import SHORT, attend_cached
 from fenchel._attention.dense import FEW
 from fenchel._attention.front import attention, attention_with_weights
 from fenchel.hf import trial
@@ -26,6 +26,7 @@ from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal, Sink
 from fenchel.regularizers.budget import Budget
 from fenchel.regularizers.contract import Regularizer
+from fenchel.regularizers.shannon import Shannon
 
 # Arguments that change attention and that `fenchel.attention` cannot express.
 _REFUSED = {
@@ -150,7 +151,9 @@ class _Call(NamedTuple):
         cache = cache_of(self.key, self.value)
         trains = self.query.requires_grad and torch.is_grad_enabled()
         if cache is not None and dropout == 0 and not trains and self.query.shape[2] <= FEW:
-            return attend_cached(self.query, cache, regularizer, options)
+            if len(cache) > SHORT and not isinstance(regularizer, Shannon):
+                return attend_cached(self.query, cache, regularizer, options)
+            cache.note_whole(self.query.shape[:3])  # by the kernels that decode would ask
         return attention(self.query, self.key, self.value, regularizer, **options._asdict())
 
     def attend_densely(
