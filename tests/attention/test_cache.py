@@ -92,6 +92,8 @@ def test_sequences_of_different_lengths():
         cache.key  # noqa: B018
     with pytest.raises(ValueError, match="one by one"):
         fl.decode(query, cache, fl.Budget(2.0))
+    with pytest.raises(ValueError, match="prove them one by one"):
+        fl.decode(query, cache, HALF, proof=True)
     mask = torch.ones(1500, dtype=torch.bool)
     with pytest.raises(ValueError, match="one by one"):
         fl.decode(query, cache, HALF, attn_mask=mask)

@@ -94,3 +94,11 @@ def test_a_scale_of_zero_evicts_nothing():
     cache.append(key, key)
     [mask] = cache.evictable(fl.QueryBall(100 * torch.ones(4), 0.1), fl.Tsallis(1.5), 0.0)
     assert not mask.any()
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_regions_that_are_none(wrong):
+    with pytest.raises(ValueError, match="radius"):
+        fl.QueryBall(torch.zeros(8), wrong)
+    with pytest.raises(ValueError, match=r"NaN or infinity|at most high"):
+        fl.QueryBox(torch.zeros(8), torch.full((8,), wrong))

@@ -165,7 +165,8 @@ class KeyValueCache:
 
     @property
     def key(self) -> Tensor:
-        """(batch, kv_head, token, d): a view where the pages stand in a row, else a copy."""
+        """(batch, kv_head, token, d): a view where the pages stand in a row, else a copy.
+        To be read only: what is written into it does not reach the shadow."""
         return self._written_out(self.pool.key)
 
     @property
@@ -403,7 +404,7 @@ class KeyValueCache:
     def _written_out(self, storage: Tensor) -> Tensor:
         if not self._table.is_even:
             raise ValueError(
-                f"sequences have different lengths, {self.lengths}; take one by cache.select([0])"
+                f"sequences have different lengths, {self.lengths}; take one: cache.select([0]).key"
             )
         return self._table.written_out(storage)
 

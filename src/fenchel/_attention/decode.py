@@ -157,6 +157,11 @@ class _Decoding:
 
     def run(self, options: Options, proof: bool) -> tuple[Tensor, Any, Any]:
         """The output, and for a proof the candidates and the bounds."""
+        if proof and not self.is_even:
+            raise ValueError(
+                f"a proof is about sequences of one length, got {self.cache.lengths}; prove them "
+                "one by one, by cache.select([i])"
+            )
         native = self._native(options, proof)
         if native is not None:
             return native
@@ -175,15 +180,15 @@ class _Decoding:
             self.regularizer.temperature, Tensor
         ):
             raise ValueError(
-                f"error is for Shannon with one temperature; {self.regularizer} skips nothing that "
-                "has weight"
+                "error needs fl.Shannon() with one temperature; Tsallis is exact without it: leave "
+                f"error out (got {self.regularizer})"
             )
         if not (isinstance(error, float | int) and 0 < error < float("inf")):
             raise ValueError(f"error must be a positive number, got {error!r}")
         if any(other not in (None, False) for other in others) or self.queries > 1:
             raise ValueError(
-                "error takes one query, and neither base, attn_mask, softcap nor proof; leave "
-                "error out"
+                "error works with one query per sequence, and without base, attn_mask, softcap and "
+                "proof; drop those, or drop error"
             )
         with self.cache._lock, torch.no_grad():
             return approximate_softmax(self.query, self.cache, self.regularizer, scale, error)
@@ -314,7 +319,7 @@ def _check_query(query: Tensor, cache: KeyValueCache) -> None:
     if query.dtype != cache.dtype or query.device != cache.device:
         raise ValueError(
             f"the cache holds {cache.dtype} on {cache.device}, query is {query.dtype} on "
-            f"{query.device}; convert it"
+            f"{query.device}; convert the query"
         )
     heads, queries = query.shape[1:3]
     if heads == 0 or heads % cache.kv_heads:

@@ -24,6 +24,12 @@ class QueryBall:
     centre: Tensor
     radius: float | Tensor
 
+    def __post_init__(self) -> None:
+        radius = torch.as_tensor(self.radius)
+        if not bool(((radius >= 0) & (radius < torch.inf)).all()):
+            raise ValueError(f"radius must be at least 0 and finite, got {self.radius}")
+        _check_finite(self.centre, "centre")
+
     def least(self, direction: Tensor) -> Tensor:
         """The smallest <q, direction> of any query here; direction: (head, ..., d)."""
         centre, radius = _per_head(self.centre, self.radius, direction)
@@ -38,6 +44,12 @@ class QueryBox:
     low: Tensor
     high: Tensor
 
+    def __post_init__(self) -> None:
+        _check_finite(self.low, "low")
+        _check_finite(self.high, "high")
+        if not bool((self.low <= self.high).all()):
+            raise ValueError("low must be at most high, in every component")
+
     @property
     def centre(self) -> Tensor:
         return (self.low + self.high) / 2
@@ -47,6 +59,12 @@ class QueryBox:
         centre, _ = _per_head(self.centre, 0.0, direction)
         half, _ = _per_head((self.high - self.low) / 2, 0.0, direction)
         return (centre * direction - half * direction.abs()).sum(-1)
+
+
+def _check_finite(part: Tensor, name: str) -> None:
+    check_tensor(part, name)
+    if not bool(part.isfinite().all()):
+        raise ValueError(f"{name} holds NaN or infinity")
 
 
 def _per_head(centre: Tensor, radius: float | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +144,10 @@ def _rooms(regularizer: Regularizer | Module, heads: int) -> Tensor:
     """temperature / (alpha - 1) of each head, (head, 1); one of each, or one per head."""
     regularizer = resolve_regularizer(regularizer)
     if not isinstance(regularizer, Tsallis):
-        raise TypeError(f"evictable needs Tsallis, got {regularizer}")
+        raise TypeError(
+            f"evictable needs Tsallis with alpha > 1, got {regularizer}; under softmax every key "
+            "has weight"
+        )
     numbers = []
     for name in ("alpha", "temperature"):
         number = torch.as_tensor(getattr(regularizer, name)).detach().double().flatten()

@@ -47,10 +47,10 @@ class DecodeProof:
         Raises AssertionError, naming the first row that fails.
         """
         query, regularizer, options = self.question
-        if key.ndim != 4 or key.shape[2] != self.candidates.shape[-1]:
+        batch, keys = self.candidates.shape[0], self.candidates.shape[-1]
+        if key.ndim != 4 or key.shape[0] != batch or key.shape[2] != keys:
             raise ValueError(
-                f"key must have shape (batch, kv_head, {self.candidates.shape[-1]}, d), got "
-                f"{tuple(key.shape)}"
+                f"key must have shape ({batch}, kv_head, {keys}, d), got {tuple(key.shape)}"
             )
         options = _in_double(options)
         call = prepare(query.double(), key.double(), key.double(), options)

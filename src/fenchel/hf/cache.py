@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fenchel._attention.cache import KeyValueCache
-from fenchel.hf.library import DynamicCache, DynamicLayer, PreTrainedModel
+from fenchel.hf.library import DynamicCache, DynamicLayer, PreTrainedConfig, PreTrainedModel
 
 _ATTRIBUTE = "_fenchel_cache"
 
@@ -27,6 +27,8 @@ class Cache(DynamicCache):  # type: ignore[misc]
 
     def __init__(self, model: Any) -> None:
         config = model.config if isinstance(model, PreTrainedModel) else model
+        if not isinstance(config, PreTrainedConfig):
+            raise TypeError(f"hf.Cache needs a model or its config, got {type(model).__name__}")
         super().__init__(config=config.get_text_config(decoder=True))
         usual: Any = self  # of transformers, which says no types
         usual.layers = [
