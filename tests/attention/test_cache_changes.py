@@ -10,6 +10,7 @@ import torch
 import fenchel as fl
 from fenchel._attention import page_table
 from fenchel._kernels.pages import PagePool
+from tests import needs
 from tests.attention.decoding import HALF, P, draw, filled, operands, reference
 
 
@@ -47,7 +48,7 @@ def test_a_copy_holds_no_pages_of_caches_that_were_not_copied():
 
 
 def test_sequences_that_share_pages_are_saved(tmp_path):
-    pytest.importorskip("safetensors")
+    needs.package("safetensors", "caches on disk")
     _, key, value = operands(600, kv_heads=1)
     cache = filled(key, value).select([0, 0])
     cache.save(tmp_path / "cache")
