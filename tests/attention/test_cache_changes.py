@@ -91,7 +91,7 @@ def test_memory_that_runs_out_changes_nothing(monkeypatch, lengths):
     assert torch.equal(second, key[1, :, :512])
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces, as coverage does")
+@needs.unless(sys.gettrace() is None, "something else traces", "appends that are interrupted")
 def test_an_interrupted_append_is_whole_or_nothing():
     key = draw(0, 2, 1, 1200, 4)
     query = draw(1, 2, 1, 1, 4)
