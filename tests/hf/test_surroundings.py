@@ -104,4 +104,5 @@ def test_a_block_around_the_conversion(make):
 def test_autocast_around_the_conversion(family):
     """Answers in float32, of layers that computed in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
-        hf.convert(tiny(family, dtype=torch.float32), fl.Tsallis(1.3))
+        model = hf.convert(tiny(family, dtype=torch.float32), fl.Tsallis(1.3))
+    assert model.config._attn_implementation == "fenchel:tsallis-1.3"
