@@ -122,8 +122,9 @@ class PageTable:
         """What native code reads, after a change of pages."""
         chunks = max(1, *map(len, self.pages))
         rows = [pages + [0] * (chunks - len(pages)) for pages in self.pages]
-        self.numbers = torch.tensor(rows, dtype=torch.int64)  # (sequence, chunk)
-        self.counts = torch.tensor(self.lengths, dtype=torch.int64)
+        with torch.inference_mode(False):  # counts are added to, in or outside of it
+            self.numbers = torch.tensor(rows, dtype=torch.int64)  # (sequence, chunk)
+            self.counts = torch.tensor(self.lengths, dtype=torch.int64)
         self._step = self._step_between_sequences()
         self._struct: tuple[Any, Tensor] | None = None
         self._is_stale = False

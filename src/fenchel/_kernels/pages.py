@@ -48,10 +48,11 @@ class PagePool:
         self.operands = _operands(self.key, self.value)
 
     def _allocate(self, pages: int) -> tuple[Tensor, Tensor, Tensor]:
-        like = torch.empty(0, dtype=self.dtype, device=self.device)
-        key = like.new_empty((self.kv_heads, pages, PAGE, self.d))
-        value = like.new_empty((self.kv_heads, pages, PAGE, self.d_value))
-        shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
+        with torch.inference_mode(False):  # usable in and outside of it, and with a version
+            like = torch.empty(0, dtype=self.dtype, device=self.device)
+            key = like.new_empty((self.kv_heads, pages, PAGE, self.d))
+            value = like.new_empty((self.kv_heads, pages, PAGE, self.d_value))
+            shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
         return key, value, shadow
 
     def __getstate__(self) -> dict[str, Any]:

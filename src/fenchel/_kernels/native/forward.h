@@ -260,12 +260,18 @@ struct Forward {
     void solve_short(const Sequence& s, const std::int64_t* members, std::int64_t rows, std::int64_t block_rows) {
         std::int64_t n = 0, sizes[kBlock];
         for (std::int64_t k = 0; k < rows; ++k) n = std::max(n, sizes[k] = row[members[k]].seen.size());
-        const bool lanes = stays_in_lanes(s, members, rows, n);
-        T* u = short_rows.reserve(n);
-        if (lanes && scores.plain() && rows == block_rows) score_columns(rows, n, sizes, u);
-        else score_rows(members, rows, n, block_rows, u);
-        short_rows.solve(row[members[0]].family, rows, n, sizes);
-        if (lanes) return expect_by_lanes(s, members, rows, n);
+        const bool lanes = stays_in_lanes(s, members, rows, n), together = rows > ShortRows<T>::kFewRows;
+        const Family<T>& family = row[members[0]].family;
+        const T* x[kBlock];
+        if (together && lanes && scores.plain() && rows == block_rows) {
+            T* u = short_rows.reserve(n);
+            score_columns(rows, n, sizes, u);
+        } else {
+            score_rows(members, rows, block_rows, x);
+            if (together) short_rows.flip(x, rows, n, short_rows.reserve(n));
+        }
+        together ? short_rows.solve(family, rows, n, sizes) : short_rows.solve_few(family, rows, x, sizes);
+        if (lanes) return together ? expect_by_lanes(s, members, rows, n) : expect_few(s, members, rows, x, sizes, n);
         for (std::int64_t k = 0; k < rows; ++k) take_short(row[members[k]], k);
     }
 
@@ -277,8 +283,7 @@ struct Forward {
             if (row[members[k]].seen.from != from) return false;
         return tiles_are_safe(s);
     }
-    void score_rows(const std::int64_t* members, std::int64_t rows, std::int64_t n, std::int64_t block_rows, T* u) {
-        const T* x[kBlock];
+    void score_rows(const std::int64_t* members, std::int64_t rows, std::int64_t block_rows, const T** x) {
         if (!row[members[0]].x) score_short(block_rows);
         for (std::int64_t k = 0; k < rows; ++k) {
             Row& r = row[members[k]];
@@ -286,7 +291,6 @@ struct Forward {
             if (scores.h != r.h) scores.enter(*scores.s, r.h);
             if (!scores.plain()) scores.finish(r.x, r.query, r.seen.from, r.seen.to);
         }
-        short_rows.flip(x, rows, n, u);
     }
     // u[key][row]: queries in panels instead of keys, so that scores come as lanes need them. The sums of
     // `score_short`, with its factors exchanged.
@@ -303,10 +307,26 @@ struct Forward {
 
     // Weights meet the values as they are: the same products in the same order as in `expect_by_tiles`.
     void expect_by_lanes(const Sequence& s, const std::int64_t* members, std::int64_t rows, std::int64_t n) {
-        const std::int64_t from = row[members[0]].seen.from, wide = padded(p.value_dim, kColumns<T>);
         const T* w = short_rows.weigh(row[members[0]].family, rows, n);
+        expect_short(s, members, rows, n, w, 1, ShortRows<T>::kLanes);
+    }
+    void expect_few(const Sequence& s, const std::int64_t* members, std::int64_t rows, const T* const* x, const std::int64_t* sizes,
+                    std::int64_t n) {
+        T w[ShortRows<T>::kFewRows * kDenseRow];
+        std::memset(w, 0, rows * kDenseRow * sizeof(T));
+        for (std::int64_t k = 0; k < rows; ++k) {
+            T* to = w + k * kDenseRow;
+            short_rows.weigh_row(row[members[k]].family, k, x[k], sizes[k], to);
+            for (std::int64_t j = sizes[k]; j < n; ++j) to[j] = short_rows.broken[k] ? std::numeric_limits<T>::quiet_NaN() : T(0);
+        }
+        expect_short(s, members, rows, n, w, kDenseRow, 1);
+    }
+    // w: weights, with steps between rows and between keys
+    void expect_short(const Sequence& s, const std::int64_t* members, std::int64_t rows, std::int64_t n, const T* w,
+                      std::int64_t row_step, std::int64_t key_step) {
+        const std::int64_t from = row[members[0]].seen.from, wide = padded(p.value_dim, kColumns<T>);
         T* out = dense_sums.reserve(kBlock * wide);
-        product<T>(rows, wide, n, w, 1, ShortRows<T>::kLanes, values.row(from), values.ld, out, wide, false);
+        product<T>(rows, wide, n, w, row_step, key_step, values.row(from), values.ld, out, wide, false);
         for (std::int64_t k = 0; k < rows; ++k) {
             Row& r = row[members[k]];
             r.found.tightened = 1;

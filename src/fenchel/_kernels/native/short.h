@@ -8,6 +8,7 @@ template <class T>
 struct ShortRows {
     static constexpr int W = Lanes<T>::W, kTogether = 3;  // vectors at once hide each other's latency
     static constexpr std::int64_t kLanes = kBlock + 16;  // no power of two between two keys of a row
+    static constexpr std::int64_t kFewRows = kLanes * kShort / kShortRow;  // whose short sums have a lane each
 
     Buffer<T> column;  // scores below the row's largest, then distances: [key][row]
     T top[kLanes];
@@ -59,6 +60,31 @@ struct ShortRows {
         }
         return found;
     }
+    // Few rows would leave most lanes empty. Every sum over a row is made of short ones over kShort keys: here each of
+    // those has a lane, and the sums are the same.
+    void solve_few(const Family<T>& family, std::int64_t rows, const T* const* x, const std::int64_t* sizes) {
+        std::int64_t n = 0;
+        for (std::int64_t i = 0; i < rows; ++i) n = std::max(n, sizes[i]);
+        const std::int64_t parts = ceil_div(n, kShort);
+        T* u = column.reserve(kShort * kLanes);
+        for (std::int64_t i = 0; i < rows; ++i) lay_out(i, x[i], sizes[i], parts, u);
+        family.kind == Kind::square ? threshold_of_few<Kind::square>(family, rows, parts, u)
+                                    : threshold_of_few<Kind::ramp>(family, rows, parts, u);
+    }
+    // Weights of one of them; NaN where there is no answer. Written up to a whole vector.
+    void weigh_row(const Family<T>& family, std::int64_t i, const T* x, std::int64_t n, T* w) const {
+        const T whole = T(rest[i]);
+        const Vec<T> best = fill<T>(top[i] > -std::numeric_limits<T>::infinity() ? top[i] : T(0));
+        const Vec<T> high = fill<T>(whole), low = fill<T>(T(rest[i] - double(whole)));
+        const Vec<T> extra = fill<T>(broken[i] ? std::numeric_limits<T>::quiet_NaN() : T(0));
+        for (std::int64_t j = 0; j < n; j += W) {
+            Vec<T> p, r;
+            const Vec<T> d = ((load<T>(x + j) - best) - high) - low;
+            family.kind == Kind::square ? weigh_lane<Kind::square>(family, d, p, r) : weigh_lane<Kind::ramp>(family, d, p, r);
+            store<T>(w + j, p + extra);
+        }
+    }
+
     template <Kind K>
     static void weigh_lane(const Family<T>& family, Vec<T> d, Vec<T>& p, Vec<T>& r) {
         fenchel::FENCHEL_VARIANT::weigh<T, K>(family, d, p, r);
@@ -105,60 +131,121 @@ struct ShortRows {
         }
     }
 
-    // Newton's steps from the left, as in `newton`; a lane that has arrived stays where it is.
+    // Newton's steps from the left, as in `newton`; a row that has arrived stays where it is.
+    template <Kind K>
+    struct Newton {
+        static constexpr double ulp = std::numeric_limits<T>::epsilon();
+        static constexpr int kMost = 60;  // steps
+        const double tolerance = K == Kind::square ? 0.25 * std::sqrt(ulp) : 0.25 * ulp;
+
+        void step(double& at, double& running, double mass, double slope, double& before) const {
+            const double gain = K == Kind::square ? 2 - 2 / std::sqrt(mass) : 1 - 1 / mass;
+            const double step = mass * gain / slope;
+            const double taken = step == step ? step : 0;  // a row without keys, or with NaN
+            at += running * taken;
+            const bool arrived = K == Kind::ramp && slope == before;  // the same keys again: the sum is linear
+            running = !arrived && std::fabs(taken) * slope > tolerance * mass ? running : 0;
+            before = slope;
+        }
+        // What short sums add to the long ones, which are double.
+        static void add(T short_mass, T short_slope, double& mass, double& slope) {
+            mass += double(short_mass) * (K == Kind::square ? 0.25 : 1);
+            slope += double(short_slope) * (K == Kind::square ? 0.5 : 1);
+        }
+    };
+
     template <Kind K, int V>
     static void threshold(const Family<T>& family, std::int64_t n, const T* u, double* at) {
-        constexpr double ulp = std::numeric_limits<T>::epsilon();
-        const double tolerance = K == Kind::square ? 0.25 * std::sqrt(ulp) : 0.25 * ulp, room = family.room(1);
+        const Newton<K> newton;
         double running[V * W], mass[V * W], slope[V * W], before[V * W] = {};
-        for (int i = 0; i < V * W; ++i) running[i] = 1, at[i] = -room;
-        for (int k = 0; k < 60; ++k) {
+        for (int i = 0; i < V * W; ++i) running[i] = 1, at[i] = -family.room(1);
+        for (int k = 0; k < newton.kMost; ++k) {
             for (int i = 0; i < V * W; ++i) at[i] = running[i] != 0 ? double(T(at[i])) : at[i];  // where sums are taken
             sums<K, V>(n, u, at, mass, slope);
             double any = 0;
             for (int i = 0; i < V * W; ++i) {
-                const double gain = K == Kind::square ? 2 - 2 / std::sqrt(mass[i]) : 1 - 1 / mass[i];
-                const double step = mass[i] * gain / slope[i];
-                const double taken = step == step ? step : 0;  // a row without keys, or with NaN
-                at[i] += running[i] * taken;
-                const bool arrived = K == Kind::ramp && slope[i] == before[i];  // the same keys again: the sum is linear
-                running[i] = !arrived && std::fabs(taken) * slope[i] > tolerance * mass[i] ? running[i] : 0;
-                before[i] = slope[i];
+                newton.step(at[i], running[i], mass[i], slope[i], before[i]);
                 any += running[i];
             }
             if (any == 0) return;
         }
     }
-
     template <Kind K, int V>
     static void sums(std::int64_t n, const T* u, const double* at, double* mass, double* slope) {
-        const Vec<T> none{}, one = fill<T>(1);
         Vec<T> high[V], low[V];
         split<V>(at, high, low);
         for (int i = 0; i < V * W; ++i) mass[i] = slope[i] = 0;
-        for (std::int64_t start = 0; start < n; start += kShort) {  // short sums in T, long ones in double
-            const std::int64_t stop = std::min(start + kShort, n);
-            Vec<T> p[V] = {}, r[V] = {};
-            for (std::int64_t j = start; j < stop; ++j)
-                for (int v = 0; v < V; ++v) {
-                    const Vec<T> d = at_least<T>(load<T>(u + j * kLanes + v * W) - high[v], 0);
-                    if constexpr (K == Kind::square) {  // of y = d / 2, below
-                        p[v] += d * d;
-                        r[v] += d;
-                    } else {
-                        p[v] += d;
-                        r[v] += d > none ? one : none;
-                    }
-                }
+        for (std::int64_t start = 0; start < n; start += kShort) {
             T short_mass[V * W], short_slope[V * W];
+            short_sums<K, V>(std::min(kShort, n - start), u + start * kLanes, high, short_mass, short_slope);
+            for (int i = 0; i < V * W; ++i) Newton<K>::add(short_mass[i], short_slope[i], mass[i], slope[i]);
+        }
+    }
+    template <Kind K, int V>
+    static void short_sums(std::int64_t n, const T* u, const Vec<T>* high, T* mass, T* slope) {
+        const Vec<T> none{}, one = fill<T>(1);
+        Vec<T> p[V] = {}, r[V] = {};
+        for (std::int64_t j = 0; j < n; ++j)
             for (int v = 0; v < V; ++v) {
-                store<T>(short_mass + v * W, p[v]);
-                store<T>(short_slope + v * W, r[v]);
+                const Vec<T> d = at_least<T>(load<T>(u + j * kLanes + v * W) - high[v], 0);
+                if constexpr (K == Kind::square) {  // of y = d / 2; see `add`
+                    p[v] += d * d;
+                    r[v] += d;
+                } else {
+                    p[v] += d;
+                    r[v] += d > none ? one : none;
+                }
             }
-            for (int i = 0; i < V * W; ++i) {
-                mass[i] += double(short_mass[i]) * (K == Kind::square ? 0.25 : 1);
-                slope[i] += double(short_slope[i]) * (K == Kind::square ? 0.5 : 1);
+        for (int v = 0; v < V; ++v) {
+            store<T>(mass + v * W, p[v]);
+            store<T>(slope + v * W, r[v]);
+        }
+    }
+
+    // u[j][i * parts + part] = score of key part * kShort + j of row i below its largest
+    void lay_out(std::int64_t i, const T* x, std::int64_t n, std::int64_t parts, T* u) {
+        const T hidden = -std::numeric_limits<T>::infinity(), most = std::numeric_limits<T>::max();
+        T best = hidden;
+        bool bad = false;
+        for (std::int64_t j = 0; j < n; ++j) {
+            best = x[j] > best ? x[j] : best;
+            bad |= !(x[j] <= most);
+        }
+        top[i] = best;
+        broken[i] = bad;
+        best = best > hidden ? best : T(0);
+        for (std::int64_t part = 0; part < parts; ++part) {
+            T* to = u + i * parts + part;
+            for (std::int64_t j = 0; j < kShort; ++j)
+                to[j * kLanes] = part * kShort + j < n ? x[part * kShort + j] - best : hidden;
+        }
+    }
+    template <Kind K>
+    void threshold_of_few(const Family<T>& family, std::int64_t rows, std::int64_t parts, const T* u) {
+        const Newton<K> newton;
+        const std::int64_t lanes = rows * parts;
+        double running[kFewRows], before[kFewRows] = {};
+        T high[kLanes] = {}, short_mass[kLanes], short_slope[kLanes];
+        for (std::int64_t i = 0; i < rows; ++i) running[i] = 1, rest[i] = -family.room(1);
+        for (int k = 0; k < newton.kMost; ++k) {
+            for (std::int64_t i = 0; i < rows; ++i) {
+                rest[i] = running[i] != 0 ? double(T(rest[i])) : rest[i];
+                for (std::int64_t part = 0; part < parts; ++part) high[i * parts + part] = T(rest[i]);
             }
+            for (std::int64_t first = 0; first < lanes; first += 2 * W) {
+                const Vec<T> at[2] = {load<T>(high + first), load<T>(high + std::min(first + W, kLanes - W))};
+                lanes - first > W ? short_sums<K, 2>(kShort, u + first, at, short_mass + first, short_slope + first)
+                                  : short_sums<K, 1>(kShort, u + first, at, short_mass + first, short_slope + first);
+            }
+            double any = 0;
+            for (std::int64_t i = 0; i < rows; ++i) {
+                double mass = 0, slope = 0;
+                for (std::int64_t part = i * parts; part < (i + 1) * parts; ++part)
+                    newton.add(short_mass[part], short_slope[part], mass, slope);
+                newton.step(rest[i], running[i], mass, slope, before[i]);
+                any += running[i];
+            }
+            if (any == 0) return;
         }
     }
 
