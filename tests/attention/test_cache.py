@@ -151,8 +151,17 @@ def test_beams():
     for wrong in ([], [0, 4], [-1]):
         with pytest.raises(ValueError, match="sequences must be numbers"):
             cache.reorder(wrong)
-    with pytest.raises(TypeError, match="nonzero"):
-        cache.select(torch.tensor([True, False, True, True]))
+    mask = torch.tensor([True, False, True, True])
+    for strange in ([0.5], [True], ["0"], [None], 3, torch.tensor([1.0]), mask, mask[None].long()):
+        for change in (cache.reorder, cache.select):
+            with pytest.raises(TypeError, match=r"whole numbers, got .*nonzero"):
+                change(strange)
+    for strange in (0.5, [0, 1, 2, 3.5], True, None, torch.tensor([1, 2, 3, 4])):
+        with pytest.raises(TypeError, match="length must be a whole number"):
+            cache.crop(strange)
+    assert_holds(cache, key, value)
+    cache.reorder(order.numpy())
+    assert_holds(cache, key[order], value[order])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
