@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fenchel as fl
-from tests import needs
 from tests.attention.decoding import HALF, P, draw, filled, operands, reference
 
 
@@ -162,37 +161,6 @@ def test_beams():
     assert_holds(cache, key, value)
     cache.reorder(order.numpy())
     assert_holds(cache, key[order], value[order])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_files(tmp_path, dtype):
-    needs.package("safetensors", "caches on disk")
-    query, key, value = operands(700, batch=2, dtype=dtype, spread=2.0)
-    cache = fl.KeyValueCache(2, 2, 32, 16, dtype=dtype)
-    cache.append(key, value, tokens=[700, 30])
-    cache.save(tmp_path / "cache")
-    again = fl.KeyValueCache.load(tmp_path / "cache")
-    assert again.lengths == cache.lengths
-    if dtype != torch.float64:
-        assert torch.equal(fl.decode(query, again, HALF), fl.decode(query, cache, HALF))
-    assert torch.equal(again.select([1]).key, key[1:, :, :30])
-
-
-def test_damaged_files(tmp_path):
-    files = needs.package("safetensors.torch", "caches on disk")
-    _, key, value = operands(40)
-    path = tmp_path / "cache"
-    filled(key, value).save(path)
-    whole = path.read_bytes()
-    for damaged in (b"", whole[:100], whole[:-50], b"x" * 400):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="damaged"):
-            fl.KeyValueCache.load(path)
-    files.save_file({"a": key}, path)
-    with pytest.raises(ValueError, match="holds no cache"):
-        fl.KeyValueCache.load(path)
-    with pytest.raises(FileNotFoundError):
-        fl.KeyValueCache.load(tmp_path / "absent")
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

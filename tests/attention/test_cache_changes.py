@@ -9,7 +9,6 @@ import torch
 
 import fenchel as fl
 from fenchel._kernels.pages import PagePool
-from tests import needs
 from tests.attention.decoding import HALF, P, draw, filled, operands, reference
 from tests.attention.interrupts import interrupted, traces
 
@@ -45,16 +44,6 @@ def test_a_copy_holds_no_pages_of_caches_that_were_not_copied():
     other = pickle.loads(pickle.dumps(fork))
     assert sum(other.pool._users) == 1
     assert fork.lengths == other.lengths
-
-
-def test_sequences_that_share_pages_are_saved(tmp_path):
-    needs.package("safetensors", "caches on disk")
-    _, key, value = operands(600, kv_heads=1)
-    cache = filled(key, value).select([0, 0])
-    cache.save(tmp_path / "cache")
-    again = fl.KeyValueCache.load(tmp_path / "cache")
-    assert torch.equal(again.key, cache.key)
-    assert torch.equal(again.value, cache.value)
 
 
 @pytest.mark.parametrize("lengths", [None, [600, 1]])

@@ -313,14 +313,14 @@ class KeyValueCache:
     # ---- on disk
 
     def save(self, path: str | Path) -> None:
-        """Into a safetensors file: keys and values; the shadow is made again by `load`."""
+        """Into a safetensors file: keys and values, with checksums. `load` makes the shadow again."""
         from fenchel._attention.cache_files import save
 
         save(self, path)
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:
-        """What `save` wrote."""
+        """What `save` wrote. A file in which a bit has changed is refused."""
         from fenchel._attention.cache_files import load
 
         return load(path, device)
@@ -353,7 +353,7 @@ class KeyValueCache:
             numbers = [_index(b) for b in given]
         except TypeError:
             raise TypeError(
-                f"sequences must be a list of whole numbers, got {given!r}; in place of a mask pass "
+                f"sequences must be a list of whole numbers, got {given!r}; for a mask, pass "
                 "mask.nonzero().flatten()"
             ) from None
         if not numbers or not all(0 <= b < self.batch for b in numbers):
