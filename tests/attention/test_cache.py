@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fenchel as fl
-from tests import needs
 from tests.attention.decoding import HALF, P, draw, filled, operands, reference
 
 
@@ -151,39 +150,17 @@ def test_beams():
     for wrong in ([], [0, 4], [-1]):
         with pytest.raises(ValueError, match="sequences must be numbers"):
             cache.reorder(wrong)
-    with pytest.raises(TypeError, match="nonzero"):
-        cache.select(torch.tensor([True, False, True, True]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_files(tmp_path, dtype):
-    needs.package("safetensors", "caches on disk")
-    query, key, value = operands(700, batch=2, dtype=dtype, spread=2.0)
-    cache = fl.KeyValueCache(2, 2, 32, 16, dtype=dtype)
-    cache.append(key, value, tokens=[700, 30])
-    cache.save(tmp_path / "cache")
-    again = fl.KeyValueCache.load(tmp_path / "cache")
-    assert again.lengths == cache.lengths
-    if dtype != torch.float64:
-        assert torch.equal(fl.decode(query, again, HALF), fl.decode(query, cache, HALF))
-    assert torch.equal(again.select([1]).key, key[1:, :, :30])
-
-
-def test_damaged_files(tmp_path):
-    files = needs.package("safetensors.torch", "caches on disk")
-    _, key, value = operands(40)
-    path = tmp_path / "cache"
-    filled(key, value).save(path)
-    whole = path.read_bytes()
-    for damaged in (b"", whole[:100], whole[:-50], b"x" * 400):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="damaged"):
-            fl.KeyValueCache.load(path)
-    files.save_file({"a": key}, path)
-    with pytest.raises(ValueError, match="holds no cache"):
-        fl.KeyValueCache.load(path)
-    with pytest.raises(FileNotFoundError):
-        fl.KeyValueCache.load(tmp_path / "absent")
+    mask = torch.tensor([True, False, True, True])
+    for strange in ([0.5], [True], ["0"], [None], 3, torch.tensor([1.0]), mask, mask[None].long()):
+        for change in (cache.reorder, cache.select):
+            with pytest.raises(TypeError, match=r"whole numbers, got .*nonzero"):
+                change(strange)
+    for strange in (0.5, [0, 1, 2, 3.5], True, None, torch.tensor([1, 2, 3, 4])):
+        with pytest.raises(TypeError, match="length must be a whole number"):
+            cache.crop(strange)
+    assert_holds(cache, key, value)
+    cache.reorder(order.numpy())
+    assert_holds(cache, key[order], value[order])
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

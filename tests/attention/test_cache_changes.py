@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import fenchel as fl
-from fenchel._attention import page_table
 from fenchel._kernels.pages import PagePool
-from tests import needs
 from tests.attention.decoding import HALF, P, draw, filled, operands, reference
+from tests.attention.interrupts import interrupted, traces
 
 
 def tokens_of(cache):
@@ -45,16 +44,6 @@ def test_a_copy_holds_no_pages_of_caches_that_were_not_copied():
     other = pickle.loads(pickle.dumps(fork))
     assert sum(other.pool._users) == 1
     assert fork.lengths == other.lengths
-
-
-def test_sequences_that_share_pages_are_saved(tmp_path):
-    needs.package("safetensors", "caches on disk")
-    _, key, value = operands(600, kv_heads=1)
-    cache = filled(key, value).select([0, 0])
-    cache.save(tmp_path / "cache")
-    again = fl.KeyValueCache.load(tmp_path / "cache")
-    assert torch.equal(again.key, cache.key)
-    assert torch.equal(again.value, cache.value)
 
 
 @pytest.mark.parametrize("lengths", [None, [600, 1]])
@@ -91,7 +80,7 @@ def test_memory_that_runs_out_changes_nothing(monkeypatch, lengths):
     assert torch.equal(second, key[1, :, :512])
 
 
-@needs.unless(sys.gettrace() is None, "something else traces", "appends that are interrupted")
+@traces
 def test_an_interrupted_append_is_whole_or_nothing():
     key = draw(0, 2, 1, 1200, 4)
     query = draw(1, 2, 1, 1, 4)
@@ -112,30 +101,6 @@ def test_an_interrupted_append_is_whole_or_nothing():
         if done:
             return
     raise AssertionError("the append did not end")
-
-
-def interrupted(step, change):
-    """Whether a change came to its end before so many instructions about pages."""
-    left = [step]
-
-    def trace(frame, event, _):
-        if frame.f_code.co_filename != page_table.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        left[0] -= event == "opcode"
-        if left[0] == 0:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        change()
-    except KeyboardInterrupt:
-        return False
-    finally:
-        sys.settrace(None)
-    return True
 
 
 def test_caches_of_one_pool_in_several_threads():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -225,7 +226,7 @@ class KeyValueCache:
 
     def crop(self, length: int | Sequence[int]) -> None:
         """Keep the first tokens of each sequence: so many, or all where there are fewer."""
-        lengths = [length] * self.batch if isinstance(length, int) else list(length)
+        lengths = list(length) if isinstance(length, Sequence) else [length] * self.batch
         if len(lengths) != self.batch:
             raise ValueError(f"length must be one number or {self.batch}, got {len(lengths)}")
         for kept in lengths:
@@ -293,13 +294,17 @@ class KeyValueCache:
         from fenchel._attention.eviction import check_masks
 
         check_masks(tokens, self.lengths)
-        rest = [self.select([b]) for b in range(self.batch)]
-        pairs = zip(rest, tokens, strict=True)
-        parts = [(one.key[:, :, kept], one.value[:, :, kept]) for one, kept in pairs]
-        self.crop(0)
-        del rest
-        for b, part in enumerate(parts):
-            self._append_to(b, *part)
+        sizes = (self.batch, self.kv_heads, self.d, self.d_value)
+        with self._lock:
+            # Elsewhere first, so that an interrupt leaves all tokens or those that stay.
+            rest = KeyValueCache(*sizes, dtype=self.dtype, pool=self.pool)
+            for b, mask in enumerate(tokens):
+                one = self.select([b])
+                rest._append_to(b, one.key[:, :, mask], one.value[:, :, mask])
+                del one
+            self._table.share(rest._table, list(range(self.batch)))
+            del rest
+            self.compact()
 
     def close(self) -> None:
         """Give the pages back to the pool; the cache is empty then."""
@@ -308,14 +313,14 @@ class KeyValueCache:
     # ---- on disk
 
     def save(self, path: str | Path) -> None:
-        """Into a safetensors file: keys and values; the shadow is made again by `load`."""
+        """Into a safetensors file: keys and values, with checksums. `load` makes the shadow again."""
         from fenchel._attention.cache_files import save
 
         save(self, path)
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> KeyValueCache:
-        """What `save` wrote."""
+        """What `save` wrote. A file in which a bit has changed is refused."""
         from fenchel._attention.cache_files import load
 
         return load(path, device)
@@ -343,9 +348,14 @@ class KeyValueCache:
                 self._table.write(key, value, range(b, b + 1))
 
     def _numbers(self, sequences: Sequence[int] | Tensor) -> list[int]:
-        if isinstance(sequences, Tensor) and sequences.dtype == torch.bool:
-            raise TypeError("sequences must be numbers, got a mask; pass mask.nonzero().flatten()")
-        numbers = [int(b) for b in sequences]
+        given = sequences.tolist() if isinstance(sequences, Tensor) else sequences
+        try:
+            numbers = [_index(b) for b in given]
+        except TypeError:
+            raise TypeError(
+                f"sequences must be a list of whole numbers, got {given!r}; for a mask, pass "
+                "mask.nonzero().flatten()"
+            ) from None
         if not numbers or not all(0 <= b < self.batch for b in numbers):
             raise ValueError(f"sequences must be numbers from 0 to {self.batch - 1}, got {numbers}")
         return numbers
@@ -407,6 +417,13 @@ class KeyValueCache:
                 f"sequences have different lengths, {self.lengths}; take one: cache.select([0]).key"
             )
         return self._table.written_out(storage)
+
+
+def _index(number: object) -> int:
+    """A whole number of any library. True and False are none."""
+    if isinstance(number, bool):
+        raise TypeError
+    return operator.index(number)  # type: ignore[arg-type]
 
 
 def refuse_gradient(tensor: Tensor, name: str) -> None:

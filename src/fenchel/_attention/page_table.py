@@ -36,13 +36,19 @@ class PageTable:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.pool.tables.add(self)
-        for pages in self.pages:
-            self.pool.join(pages)
+        with self.pool.lock:
+            self.pool.tables.add(self)
+            for pages in self.pages:
+                self.pool.join(pages)
 
     def __del__(self) -> None:
-        for pages in getattr(self, "pages", ()):
-            self.pool.leave(pages)
+        # A garbage collector takes a table from its pool before this is called, and others may have
+        # laid out their pages since: what it had is then found free by the pool itself.
+        if hasattr(self, "pages") and self in self.pool.tables:
+            with self.pool.lock:
+                before, self.pages = self.pages, []
+                for pages in before:
+                    self.pool.leave(pages)
 
     @property
     def is_alone(self) -> bool:
@@ -68,7 +74,11 @@ class PageTable:
         """
         count, first, last = key.shape[2], sequences.start, sequences.stop
         with self.pool.lock:
-            self._make_room(sequences, count)
+            try:
+                self._make_room(sequences, count)
+            except BaseException:
+                self.crop(self.lengths)  # pages without tokens
+                raise
             self.refresh()
             numbers, counts = self.numbers, self.counts
             if last - first < len(self.lengths):
@@ -84,11 +94,12 @@ class PageTable:
     def crop(self, lengths: list[int]) -> None:
         """Keep the first tokens of each sequence."""
         lengths = [min(pair) for pair in zip(lengths, self.lengths, strict=True)]
-        kept = [pages[: _count(n)] for pages, n in zip(self.pages, lengths, strict=True)]
-        gone = [pages[_count(n) :] for pages, n in zip(self.pages, lengths, strict=True)]
-        self._become(kept, lengths)
-        for row in gone:
-            self.pool.leave(row)
+        with self.pool.lock:
+            kept = [pages[: _count(n)] for pages, n in zip(self.pages, lengths, strict=True)]
+            gone = [pages[_count(n) :] for pages, n in zip(self.pages, lengths, strict=True)]
+            self._become(kept, lengths)
+            for row in gone:
+                self.pool.leave(row)
         self.renew()
 
     def share(self, other: PageTable, sequences: list[int]) -> None:

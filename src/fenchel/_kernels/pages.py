@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from itertools import chain
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ class PagePool:
         self.kv_heads, self.d, self.d_value = kv_heads, d, d_value
         self.dtype, self.device = dtype, torch.device(device)
         self.tables: weakref.WeakSet[Any] = weakref.WeakSet()  # that have pages here
-        self._users: list[int] = []  # of each page
-        self._free: list[int] = []  # some of these may be in use again
+        self._users: list[int] = []  # of each page; an interrupt may leave too many, never too few
+        self._free: dict[int, None] = {}  # pages without a user, the next one last
         self._views: tuple[Tensor, tuple[Any, Any, Any]] | None = None  # made when first asked for
         self._has_shadow = self.device.type == "cpu" and dtype != torch.float64
         self.lock = threading.RLock()  # for caches that share this pool in several threads
@@ -61,7 +62,7 @@ class PagePool:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, tables=weakref.WeakSet(), lock=threading.RLock())
         # only tables that were copied too have pages here: they enter by themselves
-        self._users, self._free = [0] * len(self), list(range(len(self) - 1, -1, -1))
+        self._users, self._free = [0] * len(self), _without_user([0] * len(self))
         self.operands = _operands(self.key, self.value)  # pickled, they would be other memory
 
     def _record(self) -> int:
@@ -80,13 +81,22 @@ class PagePool:
         """A page for one user, the one that follows `after` where it is free."""
         page = -1 if after is None else after + 1
         if not (0 <= page < len(self) and self._users[page] == 0):
-            while self._free and self._users[self._free[-1]]:
-                self._free.pop()
+            if not self._free:
+                self._recount()
             if not self._free:
                 self.grow(len(self) + max(1, len(self) // 2))
-            page = self._free.pop()
+            page = next(reversed(self._free))
+        self._free.pop(page, None)  # first: an interrupt may lose a page, but give none out twice
         self._users[page] = 1
         return page
+
+    def _recount(self) -> None:
+        """Who uses which page. What was interrupted may have left pages that no table has."""
+        users = [0] * len(self)
+        for table in self.tables:
+            for page in chain.from_iterable(table.pages):
+                users[page] += 1
+        vars(self).update(_users=users, _free=_without_user(users))
 
     def is_free(self, page: int) -> bool:
         return page < len(self) and self._users[page] == 0
@@ -94,6 +104,7 @@ class PagePool:
     def join(self, pages: list[int]) -> None:
         """One more user of each."""
         for page in pages:
+            self._free.pop(page, None)
             self._users[page] += 1
 
     def leave(self, pages: list[int]) -> None:
@@ -102,7 +113,7 @@ class PagePool:
             for page in pages:
                 self._users[page] -= 1
                 if self._users[page] == 0:
-                    self._free.append(page)
+                    self._free[page] = None
 
     def grow(self, pages: int) -> None:
         """To so many pages; those there are keep their numbers."""
@@ -111,7 +122,7 @@ class PagePool:
         for new, old in zip(storage, before, strict=True):
             new[:, :count] = old
         users = self._users + [0] * (pages - count)
-        free = [*range(pages - 1, count - 1, -1), *self._free]
+        free = {**dict.fromkeys(range(pages - 1, count - 1, -1)), **self._free}
         vars(self).update(_state(storage, users, free))
 
     def lay_out(self, table: Any, room: int) -> None:
@@ -127,9 +138,10 @@ class PagePool:
                 new[:, start : start + len(pages)] = old[:, pages]
             users[start : start + len(pages)] = [1] * len(pages)
             laid_out.append(row)
-        state = _state(storage, users, list(range(count - 1, -1, -1)))
+        state = _state(storage, users, _without_user(users))
+        anew = {"pages": laid_out, "_is_stale": True}
         # one step of Python, which no interrupt divides
-        list(map(dict.update, (vars(self), vars(table)), (state, {"pages": laid_out})))
+        list(map(dict.update, (vars(self), vars(table)), (state, anew)))
 
     def copy_page(self, page: int, to: int) -> None:
         for storage in (self.key, self.value, self.shadow):
@@ -214,8 +226,12 @@ def _operands(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return key.transpose(0, 1), value.transpose(0, 1)
 
 
+def _without_user(users: list[int]) -> dict[int, None]:
+    return {page: None for page in range(len(users) - 1, -1, -1) if not users[page]}
+
+
 def _state(
-    storage: tuple[Tensor, Tensor, Tensor], users: list[int], free: list[int]
+    storage: tuple[Tensor, Tensor, Tensor], users: list[int], free: dict[int, None]
 ) -> dict[str, Any]:
     """What changes in a pool that gets other memory."""
     key, value, shadow = storage
