@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -38,6 +39,17 @@ def is_interpreted() -> bool:
 def is_asked_for() -> bool:
     """Inside `fenchel.use("gpu")`: CPU tensors go to interpreted kernels."""
     return CHOSEN.get() == GPU
+
+
+@contextmanager
+def asked_again(asked: bool) -> Iterator[None]:
+    """For a backward pass, which may run outside of the block that its forward pass ran in."""
+    token = CHOSEN.set(GPU) if asked else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            CHOSEN.reset(token)
 
 
 def check_available() -> None:
