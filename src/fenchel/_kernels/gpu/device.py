@@ -41,6 +41,10 @@ def is_asked_for() -> bool:
     return CHOSEN.get() == GPU
 
 
+# Compiled code keeps the choice that it was made with, as in `against_library` of `route.py`.
+is_asked_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 @contextmanager
 def asked_again(asked: bool) -> Iterator[None]:
     """For a backward pass, which may run outside of the block that its forward pass ran in."""
@@ -95,7 +99,6 @@ def _against_device(device: torch.device) -> Reason:
     return _against_capability(device)
 
 
-# Compiled code keeps the choice that it was made with, as in `against_library` of `route.py`.
 _against_device._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
