@@ -37,7 +37,7 @@ _OPERANDS = ", ".join(f"Tensor{'' if there else '?'} {name}" for name, there in 
 _NUMBERS = (
     "float scale, float bias_scale, bool mass_is_log, SymInt lowest, SymInt highest, "
     "float softcap, SymInt first, float dropout, SymInt queries, SymInt longest_query, "
-    "SymInt longest_key"
+    "SymInt longest_key, bool gpu, float uniform_eps"
 )
 _LIBRARY.define(
     f"tsallis_attention({_OPERANDS}, {_NUMBERS}, bool save) "
@@ -54,6 +54,10 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     *both, save = arguments
     x = Arguments(*both)
     check_arguments(x)
+    if x.gpu:
+        from fenchel._kernels.gpu.launch import forward
+
+        return forward(x, save)
     outputs = forward_outputs(x, save)
     p, _kept = problem(x, Saved(*outputs[1:]))
     p.output = view(outputs[0])
@@ -109,6 +113,10 @@ def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     x, saved, output_mask = _read_backward(arguments)
     check_arguments(x)
     check_saved(x, gradient, saved)
+    if x.gpu:
+        from fenchel._kernels.gpu.launch import backward
+
+        return backward(gradient, x, saved, output_mask)
     saved = Saved(*(tensor.contiguous() for tensor in saved))
     if len(output_mask) != len(TRAINED):
         raise ValueError(
