@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._kernels.gpu.device import is_asked_for, load
+
 DOUBLE = (torch.float64,)
 FULL = (torch.float32, torch.float64)
 REAL = (*FULL, torch.float16, torch.bfloat16)
@@ -49,9 +51,18 @@ def register_native(
     name: str,
     kernel: Callable[..., Any],
     shapes: Callable[..., Any],
+    gpu: str | None = None,
 ) -> Any:
-    """The operator `fenchel::name` on the CPU; shapes: empty outputs for the same operands."""
-    library.impl(name, kernel, "CPU")
+    """The operator `fenchel::name` on the CPU; shapes: empty outputs for the same operands.
+
+    gpu: the same in Triton, as "module:function" below `fenchel._kernels.gpu`, loaded by the first
+    call. It runs on CUDA tensors, and on CPU tensors inside `fenchel.use("gpu")`.
+    """
+    if gpu is None:
+        library.impl(name, kernel, "CPU")
+    else:
+        library.impl(name, lambda *x: (load(gpu) if is_asked_for() else kernel)(*x), "CPU")
+        library.impl(name, lambda *x: load(gpu)(*x), "CUDA")
     torch.library.register_fake(f"fenchel::{name}", _on_one_device(shapes), lib=library)
     return getattr(torch.ops.fenchel, name).default
 

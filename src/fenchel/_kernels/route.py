@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +16,15 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels import library
+from fenchel._kernels.choice import CHOSEN, GPU, NATIVE, TORCH, Reason, chosen_kernels, other_than
+from fenchel._kernels.gpu import device
 from fenchel._kernels.tsallis import EDGE_ABOVE
 from fenchel._numerics import compute_dtype, exported_to_onnx, has, readable, transformed, where
 from fenchel.priors.contract import Structure
 
-NATIVE, TORCH = "native", "torch"
-_FULL = (torch.float32, torch.float64)
-_CHOSEN: ContextVar[str | None] = ContextVar("fenchel_kernels", default=None)
+__all__ = ["Reason", "chosen_kernels"]  # beside what is written here
 
-Reason = str | None  # why a path cannot run; None: it can
+_FULL = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -62,28 +61,27 @@ def choose(paths: Sequence[Path]) -> tuple[Path, Route]:
 
 @contextmanager
 def use(kernels: str) -> Iterator[None]:
-    """Inside the block, compute with these kernels: "native" (C++ on the CPU) or "torch".
+    """Inside the block, compute with these kernels: "native" (C++ on the CPU), "torch" or "gpu".
 
     >>> with fl.use("torch"):
     ...     fl.attention(q, k, v, fl.Tsallis(1.5))      # torch's own operations alone
 
-    "native" raises where the native library is not built; calls that it cannot do still run in
-    torch. The block holds for the thread that entered it.
+    "native" raises where the native library is not built, "gpu" where triton is missing. Calls that
+    the chosen kernels cannot do still run in torch. CUDA tensors use the GPU kernels without being
+    asked; with TRITON_INTERPRET=1 in the environment, "gpu" runs them on CPU tensors, to check
+    them where there is no device. The block holds for the thread that entered it.
     """
-    if kernels not in (NATIVE, TORCH):
-        raise ValueError(f'kernels must be "native" or "torch", got {kernels!r}')
+    if kernels not in (NATIVE, TORCH, GPU):
+        raise ValueError(f'kernels must be "native", "torch" or "gpu", got {kernels!r}')
     if kernels == NATIVE and library.loaded() is None:
         raise RuntimeError(f"the native kernels are not there: {library.why_absent()}")
-    token = _CHOSEN.set(kernels)
+    if kernels == GPU:
+        device.check_available()
+    token = CHOSEN.set(kernels)
     try:
         yield
     finally:
-        _CHOSEN.reset(token)
-
-
-def chosen_kernels() -> str | None:
-    """What `use` says here; None outside of its blocks."""
-    return _CHOSEN.get()
+        CHOSEN.reset(token)
 
 
 def against_native(
@@ -108,10 +106,10 @@ def against_native(
 
 def against_library() -> Reason:
     """What speaks against the native library, whatever it is asked for."""
-    chosen = _CHOSEN.get()
-    if chosen == TORCH:
-        return 'fenchel.use("torch") is in force'
-    if library.loaded() is None or (chosen is None and library.is_disabled()):
+    other = other_than(NATIVE)
+    if other is not None:
+        return other
+    if library.loaded() is None or (chosen_kernels() is None and library.is_disabled()):
         return library.why_absent()
     return None
 

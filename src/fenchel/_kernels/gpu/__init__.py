@@ -1,6 +1,6 @@
-"""Fused attention on a GPU, in Triton. Nothing here imports triton until a GPU call is made.
+"""Kernels in Triton. A file that imports triton is itself imported when a call needs it.
 
-A call is computed in chunks of row blocks, each in a few launches (`launch.py`):
+Fused attention is computed in chunks of row blocks, each in a few launches (`launch.py`):
 
     bound     one pass over all keys; a lower bound of each row's threshold, largest score per tile
     listing   the tiles that hold a score above the bound
