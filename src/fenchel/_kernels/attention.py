@@ -26,6 +26,7 @@ from fenchel._kernels.attention_call import (
     forward_outputs,
     problem,
 )
+from fenchel._kernels.gpu.device import load
 from fenchel._kernels.library import BLOCK, AttentionGradient, run, view
 from fenchel._kernels.operands import register_native
 from fenchel._numerics import compute_dtype, transformed
@@ -55,9 +56,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     x = Arguments(*both)
     check_arguments(x)
     if x.gpu:
-        from fenchel._kernels.gpu.launch import forward
-
-        return forward(x, save)
+        return load("launch:forward")(x, save)
     outputs = forward_outputs(x, save)
     p, _kept = problem(x, Saved(*outputs[1:]))
     p.output = view(outputs[0])
@@ -114,9 +113,7 @@ def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     check_arguments(x)
     check_saved(x, gradient, saved)
     if x.gpu:
-        from fenchel._kernels.gpu.launch import backward
-
-        return backward(gradient, x, saved, output_mask)
+        return load("launch:backward")(gradient, x, saved, output_mask)
     saved = Saved(*(tensor.contiguous() for tensor in saved))
     if len(output_mask) != len(TRAINED):
         raise ValueError(

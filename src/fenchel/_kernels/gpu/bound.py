@@ -42,14 +42,14 @@ def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.con
     score = tl.full((BM, BN), -INF, tl.float32)  # of the best key of each lane
     alone = tl.full((BM, BN), -INF, tl.float32)  # the offset that it would have alone
     mass = tl.full((BM, BN), 1.0, tl.float32)
-    strange = tl.zeros((BM, BN), tl.int1)
+    strange = tl.zeros((BM, BN), tl.int32)
     begin, end = key_blocks(x, first, last, BN)
     for block in range(begin, end):
         j = block * BN + tl.arange(0, BN)
         s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
-        wrong = ~(s < INF)
-        strange = strange | wrong
-        s = tl.where(wrong, -INF, s)
+        answered = s < INF
+        strange = tl.where(answered, strange, 1)
+        s = tl.where(answered, s, -INF)
         tl.store(tops + block * BM, tl.max(s, 1))
         if x.has_mass is not None:
             offset = s - room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
@@ -77,7 +77,7 @@ def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.con
     rest -= MARGIN * (1.0 + tl.abs(rest) + tl.abs(centre))
     low = rest - reach(eps, FAMILY)
     low -= MARGIN * tl.abs(low)
-    broken = (tl.max(strange.to(tl.int32), 1) > 0) | ~(sink < INF)
+    broken = tl.max(strange, 1) + tl.where(sink < INF, 0, 1) > 0
     rest = tl.where(seen, rest, INF)
     rest = tl.where(broken, float("nan"), rest)
     rows = ROWS + place.to(tl.int64) * 3 * BM + row

@@ -225,10 +225,11 @@ def tile_survival(x, bh, i, j):
 def expect(weights, rows, touched, PRECISION: tl.constexpr):
     """weights @ rows, where a row of no weight does not count, finite or not. `touched`: weights
     that count although they may round to zero."""
-    strange = ~(tl.abs(rows.to(tl.float32)) < INF)
-    clean = tl.where(strange, 0.0, rows)
+    finite = tl.abs(rows.to(tl.float32)) < INF
+    clean = tl.where(finite, rows, tl.zeros_like(rows))
     total = tl.dot(weights.to(rows.dtype), clean, input_precision=PRECISION)
-    if tl.max(strange.to(tl.int32)) > 0:
-        met = tl.dot(touched.to(rows.dtype), strange.to(rows.dtype), input_precision=PRECISION)
+    if tl.min(finite.to(tl.int32)) == 0:
+        strange = tl.where(finite, 0.0, 1.0).to(rows.dtype)
+        met = tl.dot(touched.to(rows.dtype), strange, input_precision=PRECISION)
         total = tl.where(met > 0, float("nan"), total)
     return total

@@ -63,7 +63,7 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
         j = tl.load(blocks + c) * BN + tl.arange(0, BN)
         s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
         p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
-        on = (p > 0) & ~broken[:, None]
+        on = (p > 0) & (broken == 0)[:, None]
         size += tl.sum(on.to(tl.int32), 1)
         p, w = p * m, w * m
         slope += tl.sum(w, 1)
