@@ -1,8 +1,10 @@
-"""Fused attention with Tsallis weights: the native operators and what torch needs to know of them.
+"""Fused attention with Tsallis weights: the operators and what torch needs to know of them.
 
-The forward operator returns the output and what the backward one needs: the offset of each row, how
-many keys carry weight, and, in a pool of fixed size for each block of rows, which keys and how far
-from the offset. A block that overflows its pool is computed again from the offsets.
+They run in native code, or where the call says so (`Arguments.gpu`) in Triton (`gpu/launch.py`).
+
+The native forward operator returns the output and what the backward one needs: the offset of each
+row, how many keys carry weight, and, in a pool of fixed size for each block of rows, which keys and
+how far from the offset. A block that overflows its pool is computed again from the offsets.
 
 The derivative calls the backward operator; one that is to be differentiated again is handed in by
 `register_derivative`, from the room that has the same attention in torch's operations.
@@ -26,6 +28,7 @@ from fenchel._kernels.attention_call import (
     forward_outputs,
     problem,
 )
+from fenchel._kernels.gpu.device import load
 from fenchel._kernels.library import BLOCK, AttentionGradient, run, view
 from fenchel._kernels.operands import register_native
 from fenchel._numerics import compute_dtype, transformed
@@ -37,7 +40,7 @@ _OPERANDS = ", ".join(f"Tensor{'' if there else '?'} {name}" for name, there in 
 _NUMBERS = (
     "float scale, float bias_scale, bool mass_is_log, SymInt lowest, SymInt highest, "
     "float softcap, SymInt first, float dropout, SymInt queries, SymInt longest_query, "
-    "SymInt longest_key"
+    "SymInt longest_key, bool gpu, float uniform_eps"
 )
 _LIBRARY.define(
     f"tsallis_attention({_OPERANDS}, {_NUMBERS}, bool save) "
@@ -54,6 +57,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     *both, save = arguments
     x = Arguments(*both)
     check_arguments(x)
+    if x.gpu:
+        results: tuple[Tensor, ...] = load("launch:forward")(x, save)
+        return results
     outputs = forward_outputs(x, save)
     p, _kept = problem(x, Saved(*outputs[1:]))
     p.output = view(outputs[0])
@@ -109,6 +115,10 @@ def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     x, saved, output_mask = _read_backward(arguments)
     check_arguments(x)
     check_saved(x, gradient, saved)
+    if x.gpu:
+        gradients: tuple[Tensor, ...]
+        gradients = load("launch:backward")(gradient, x, saved, output_mask)
+        return gradients
     saved = Saved(*(tensor.contiguous() for tensor in saved))
     if len(output_mask) != len(TRAINED):
         raise ValueError(
@@ -184,6 +194,9 @@ tsallis_attention_backward = register_native(
     _LIBRARY, "tsallis_attention_backward", _backward, _backward_shapes
 )
 
+
+_LIBRARY.impl("tsallis_attention", _forward, "CUDA")
+_LIBRARY.impl("tsallis_attention_backward", _backward, "CUDA")
 
 # ---- the derivative
 

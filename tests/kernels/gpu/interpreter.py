@@ -188,7 +188,7 @@ _RUNNING: list[Launch] = []  # one at most: kernels launch no kernels
 def _checked_launch(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: Any, *values: Any, **by_name: Any) -> Any:
         arguments = dict(zip(self.arg_names, values, strict=False)) | by_name
-        tensors = {k: v for k, v in arguments.items() if isinstance(v, Tensor) and v.numel()}
+        tensors = dict(_tensors_of(arguments))
         launch = Launch.of(self.fn.__name__, tensors)
         _RUNNING.append(launch)
         try:
@@ -202,6 +202,18 @@ def _checked_launch(original: Callable[..., Any]) -> Callable[..., Any]:
             each.launches.append(launch)
 
     return run
+
+
+def _tensors_of(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """With those that stand in tuples, as "argument.field"."""
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and value.numel():
+            yield name, value
+        elif isinstance(value, tuple):
+            fields = getattr(value, "_fields", range(len(value)))
+            yield from _tensors_of(
+                {f"{name}.{field}": x for field, x in zip(fields, value, strict=True)}
+            )
 
 
 def _named_pointer(original: Callable[..., Any]) -> Callable[..., Any]:

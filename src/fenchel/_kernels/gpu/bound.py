@@ -1,0 +1,152 @@
+"""Lower bounds of the offsets, and the tiles that hold a score above them.
+
+Some keys of a row alone bound its offset from below: more keys only raise it. The best key of each
+lane of a key block are a good choice, and cost one pass over all keys.
+"""
+
+import triton
+import triton.language as tl
+
+from fenchel._kernels.gpu.family import INF, reach, room, step, weigh
+from fenchel._kernels.gpu.scores import (
+    head_base,
+    key_blocks,
+    load_eps,
+    load_limits,
+    load_tokens,
+    sink_of,
+    tile,
+    unit_rows,
+)
+
+MARGIN = tl.constexpr(4e-6)  # of rounding, relative to the distances
+
+
+@triton.jit
+def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr,
+          BN: tl.constexpr, STEPS: tl.constexpr, FAMILY: tl.constexpr,
+          PRECISION: tl.constexpr):  # fmt: skip
+    """Of each row: a centre, a lower bound of its offset from there, and of the score that a key
+    needs; NaN where it has no answer. TOPS: its largest score in every block of keys.
+
+    ROWS (units, 3, BM), TOPS (units, blocks, BM)
+    """
+    place = tl.program_id(0)
+    bh, i = unit_rows(x, start + place, BM)
+    first, last = load_limits(x, bh, i)
+    eps = load_eps(x, bh, i, FAMILY)
+    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    keys = head_base(x.key, bh, x.heads, x.repeats)
+    row = tl.arange(0, BM)
+    tops = TOPS + place.to(tl.int64) * tl.cdiv(x.keys, BN) * BM + row
+    score = tl.full((BM, BN), -INF, tl.float32)  # of the best key of each lane
+    alone = tl.full((BM, BN), -INF, tl.float32)  # the offset that it would have alone
+    mass = tl.full((BM, BN), 1.0, tl.float32)
+    strange = tl.zeros((BM, BN), tl.int32)
+    begin, end = key_blocks(x, first, last, BN)
+    for block in range(begin, end):
+        j = block * BN + tl.arange(0, BN)
+        s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
+        answered = s < INF
+        strange = tl.where(answered, strange, 1)
+        s = tl.where(answered, s, -INF)
+        tl.store(tops + block * BM, tl.max(s, 1))
+        if x.has_mass is not None:
+            offset = s - room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
+            better = offset > alone
+            alone = tl.where(better, offset, alone)
+            score, mass = tl.where(better, s, score), tl.where(better, m, mass)
+        else:
+            score = tl.maximum(score, s)
+    sink, sink_mass = sink_of(x, bh)
+    top = tl.maximum(tl.max(score, 1), sink)
+    centre = tl.where(top > -INF, top, 0.0)
+    d = score - centre[:, None]
+    of_sink = sink - centre
+    rooms = room(mass, eps[:, None], FAMILY)
+    rest = tl.max(d - rooms, 1)
+    rest = tl.maximum(rest, of_sink - room(sink_mass + tl.zeros_like(eps), eps, FAMILY))
+    seen = rest > -INF
+    rest = tl.where(seen, rest, 0.0)
+    for _ in range(STEPS):
+        p, w = weigh(d - rest[:, None], eps[:, None], FAMILY)
+        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+        total = tl.sum(p * mass, 1) + sink_p * sink_mass
+        slope = tl.sum(w * mass, 1) + sink_w * sink_mass
+        rest += tl.maximum(step(total, slope, eps, FAMILY), 0.0)
+    rest -= MARGIN * (1.0 + tl.abs(rest) + tl.abs(centre))
+    low = rest - reach(eps, FAMILY)
+    low -= MARGIN * tl.abs(low)
+    broken = tl.max(strange, 1) + tl.where(sink < INF, 0, 1) > 0
+    rest = tl.where(seen, rest, INF)
+    rest = tl.where(broken, float("nan"), rest)
+    rows = ROWS + place.to(tl.int64) * 3 * BM + row
+    tl.store(rows, centre)
+    tl.store(rows + BM, rest)
+    tl.store(rows + 2 * BM, tl.where(seen, low, INF))
+
+
+@triton.jit
+def listing(x, ROWS, TOPS, LIST, COUNT, TILES, start, BM: tl.constexpr,
+            BN: tl.constexpr):  # fmt: skip
+    """Blocks of keys in which some row has a score above its bound: LIST (units, blocks) in order,
+    COUNT (units), and as bits TILES (all units, words) if there. Of a unit with a row that has no
+    answer all blocks that it sees: every key there meets that row."""
+    place = tl.program_id(0)
+    bh, i = unit_rows(x, start + place, BM)
+    first, last = load_limits(x, bh, i)
+    begin, end = key_blocks(x, first, last, BN)
+    row, lane = tl.arange(0, BM), tl.arange(0, 32)
+    rows = ROWS + place.to(tl.int64) * 3 * BM + row
+    centre, rest, low = tl.load(rows), tl.load(rows + BM), tl.load(rows + 2 * BM)
+    broken = tl.max((rest != rest).to(tl.int32)) > 0
+    blocks = tl.cdiv(x.keys, BN)
+    words = tl.cdiv(blocks, 32)
+    found = 0
+    for word in range(words):
+        block = word * 32 + lane
+        inside = (block >= begin) & (block < end)
+        at = (place.to(tl.int64) * blocks + block[:, None]) * BM + row[None, :]
+        top = tl.load(TOPS + at, mask=inside[:, None], other=-INF)
+        above = tl.max((top - centre[None, :] > low[None, :]).to(tl.int32), 1) > 0
+        on = (inside & (above | broken)).to(tl.int32)
+        to = LIST + place.to(tl.int64) * blocks + found + tl.cumsum(on, 0) - on
+        tl.store(to, block, mask=on > 0)
+        found += tl.sum(on)
+        if TILES is not None:
+            tl.store(TILES + (start + place).to(tl.int64) * words + word, tl.sum(on << lane))
+    tl.store(COUNT + place, found)
+
+
+@triton.jit
+def unfold(x, TILES, LIST, COUNT, start, BN: tl.constexpr):
+    """LIST and COUNT of the units again, from TILES."""
+    place = tl.program_id(0)
+    lane = tl.arange(0, 32)
+    blocks = tl.cdiv(x.keys, BN)
+    words = tl.cdiv(blocks, 32)
+    found = 0
+    for word in range(words):
+        bits = tl.load(TILES + (start + place).to(tl.int64) * words + word)
+        on = (bits >> lane) & 1
+        to = LIST + place.to(tl.int64) * blocks + found + tl.cumsum(on, 0) - on
+        tl.store(to, word * 32 + lane, mask=on > 0)
+        found += tl.sum(on)
+    tl.store(COUNT + place, found)
+
+
+@triton.jit
+def thresholds(x, OFFSET, ROWS, start, BM: tl.constexpr, FAMILY: tl.constexpr):
+    """ROWS as `bound` leaves them, from the offsets that the forward pass found: a key above its
+    row's threshold carries weight."""
+    place = tl.program_id(0)
+    bh, i = unit_rows(x, start + place, BM)
+    there = i < x.queries
+    offset = OFFSET + 2 * (bh.to(tl.int64) * x.queries + i)
+    centre = tl.load(offset, mask=there, other=0.0).to(tl.float32)
+    rest = tl.load(offset + 1, mask=there, other=INF).to(tl.float32)
+    low = rest - reach(load_eps(x, bh, i, FAMILY), FAMILY)
+    rows = ROWS + place.to(tl.int64) * 3 * BM + tl.arange(0, BM)
+    tl.store(rows, centre)
+    tl.store(rows + BM, rest)
+    tl.store(rows + 2 * BM, low)

@@ -1,0 +1,307 @@
+"""Derivatives. With w = dp/dx and g the gain <do, v> of a key (times dropout's factor),
+
+    dx = w (g - delta),  delta = <do, U>,  U = sum w v / sum w,
+    dq = sum_j dx k_j,   dk_j = sum_i dx q_i,   dv_j = sum_i p do_i,
+
+the derivative in a log mass is p (g - delta), in eps sum p (d log p / d eps) (g - delta).
+"""
+
+import triton
+import triton.language as tl
+
+from fenchel._kernels.gpu.family import INF, log_slope, weigh
+from fenchel._kernels.gpu.lists import load_list
+from fenchel._kernels.gpu.scores import (
+    cap_slope,
+    expect,
+    finish,
+    first_keys,
+    head_base,
+    load_eps,
+    load_limits,
+    load_tokens,
+    masses,
+    products,
+    row_words,
+    sink_of,
+    survival,
+    tile_survival,
+    unit_rows,
+)
+
+
+@triton.jit
+def offsets(x, SAVED, bh, i):
+    """(centre, rest) of the rows; one that does not exist carries nothing."""
+    row = SAVED.offset + 2 * (bh.to(tl.int64) * x.queries + i)
+    centre = tl.load(row, mask=i < x.queries, other=0.0).to(tl.float32)
+    return centre, tl.load(row + 1, mask=i < x.queries, other=INF).to(tl.float32)
+
+
+@triton.jit
+def tile_slopes(x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last,
+                FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Of a tile: p, dx, the derivative in a log mass and in eps of each pair, and dx as the product
+    sees it. A row without an answer makes NaN of all that it sees."""
+    product = products(x, q, k, PRECISION)
+    score = finish(x, product, bh, i, j, first, last)
+    broken = (rest != rest)[:, None]
+    d = score - centre[:, None] - tl.where(broken, 0.0, rest[:, None])
+    p, w = weigh(d, eps[:, None], FAMILY)
+    on = p > 0
+    if x.has_mass is not None:
+        m = masses(x, bh, i, j)
+        p, w = p * m, w * m
+        on = on & (m > 0)
+    gain = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+    if x.dropout is not None:
+        kept = tile_survival(x, bh, i, j)
+        gain = tl.where(kept > 0, gain * kept, 0.0)
+    excess = tl.where(on, gain - delta[:, None], 0.0)
+    of_score, of_mass = tl.where(on, w * excess, 0.0), tl.where(on, p * excess, 0.0)
+    of_eps = of_mass
+    if FAMILY == 0:
+        of_eps = of_mass * tl.where(on, log_slope(tl.where(on, d, 0.0), eps[:, None]), 0.0)
+    if x.dropout is not None:
+        p = p * kept
+    spoilt = broken & (score > -INF) | broken & (score != score)
+    nan = float("nan")
+    p = tl.where(spoilt, nan, tl.where(on, p, 0.0))
+    of_score, of_mass = tl.where(spoilt, nan, of_score), tl.where(spoilt, nan, of_mass)
+    of_product = of_score
+    if x.softcap is not None:
+        of_product = tl.where(on | spoilt, of_score * cap_slope(x, product), 0.0)
+    return p, of_score, of_mass, of_eps, of_product, on | spoilt
+
+
+@triton.jit
+def put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D: tl.constexpr,
+             WIDTH: tl.constexpr, FAMILY: tl.constexpr):  # fmt: skip
+    """What a row has a derivative of: its query, its eps, and its share of the sink."""
+    there = i < x.queries
+    row = bh.to(tl.int64) * x.queries + i
+    d = tl.arange(0, WIDTH)
+    to = OUT.query + row[:, None] * D + d[None, :]
+    tl.store(to, dq * x.scale, mask=there[:, None] & (d < D)[None, :])
+    sink, mass = sink_of(x, bh)
+    distance = sink - centre - rest
+    p, w = weigh(distance, eps, FAMILY)
+    on = p > 0
+    p, w = tl.where(on, -p * mass * delta, 0.0), tl.where(on, -w * mass * delta, 0.0)
+    broken = rest != rest
+    nan = float("nan")
+    if OUT.eps is not None:
+        of_eps += tl.where(on, p * log_slope(tl.where(on, distance, 0.0), eps), 0.0)
+        tl.store(OUT.eps + row, tl.where(broken, nan, of_eps).to(tl.float64), mask=there)
+    if OUT.sink is not None:
+        tl.store(OUT.sink + row, tl.where(broken, nan, w).to(tl.float64), mask=there)
+    if OUT.sink_mass is not None:
+        tl.store(OUT.sink_mass + row, tl.where(broken, nan, p).to(tl.float64), mask=there)
+
+
+@triton.jit
+def rows(x, KEY, DISTANCE, MASS, NUMBER, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
+         D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+         BM: tl.constexpr, R: tl.constexpr, CAPACITY: tl.constexpr,
+         FAMILY: tl.constexpr):  # fmt: skip
+    """Derivatives of R rows, from the lists of their supports: keys and values are gathered."""
+    place, part = tl.program_id(0), tl.program_id(1)
+    if tl.load(CROWDED + place) != 0:
+        return
+    bh, _ = unit_rows(x, start + place, BM)
+    row = part * R + tl.arange(0, R)
+    i = (start + place) % tl.cdiv(x.queries, BM) * BM + row
+    eps = load_eps(x, bh, i, FAMILY)
+    at = place.to(tl.int64) * BM + row
+    number = tl.load(NUMBER + at)
+    centre, rest = offsets(x, SAVED, bh, i)
+    number_of_row = bh.to(tl.int64) * x.queries + i
+    delta = tl.load(DELTA + number_of_row, mask=i < x.queries, other=0.0)
+    do = load_tokens(
+        head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV, VALUE_WIDTH
+    ).to(tl.float32)
+    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    q = q.to(tl.float32)
+    keys = head_base(x.key, bh, x.heads, x.repeats)
+    values = head_base(x.value, bh, x.heads, x.repeats)
+    d, e = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
+    dq, of_eps = tl.zeros((R, WIDTH), tl.float32), tl.zeros((R,), tl.float32)
+    for c in range(tl.max(number)):
+        entry = at * CAPACITY + c
+        distance, m = load_list(x, DISTANCE, MASS, entry, c < number)
+        distance -= rest
+        p, w = weigh(distance, eps, FAMILY)
+        on = p > 0
+        key = tl.load(KEY + entry, mask=c < number, other=0)
+        of_value = key.to(tl.int64)[:, None] * x.value.strides[2] + e[None, :]
+        v = tl.load(values + of_value, mask=on[:, None] & (e < DV)[None, :], other=0.0)
+        gain = tl.sum(do * v.to(tl.float32), 1)
+        if x.dropout is not None:
+            kept = survival(x, row_words(x, bh, i), key - first_keys(x, bh, i))
+            gain = tl.where(kept > 0, gain * kept, 0.0)
+        excess = tl.where(on, gain - delta, 0.0)
+        of_score, of_mass = w * m * excess, p * m * excess
+        if OUT.eps is not None:
+            of_eps += of_mass * tl.where(on, log_slope(tl.where(on, distance, 0.0), eps), 0.0)
+        if OUT.score is not None:
+            to = OUT.score + (number_of_row - OUT.first) * x.keys + key
+            tl.store(to, of_score, mask=on)
+        if OUT.mass is not None:
+            to = OUT.mass + (number_of_row - OUT.first) * x.keys + key
+            tl.store(to, of_mass, mask=on)
+        of_key = key.to(tl.int64)[:, None] * x.key.strides[2] + d[None, :]
+        k = tl.load(keys + of_key, mask=on[:, None] & (d < D)[None, :], other=0.0)
+        k = k.to(tl.float32)
+        if x.softcap is not None:
+            of_score = tl.where(on, of_score * cap_slope(x, tl.sum(q * k, 1) * x.scale), 0.0)
+        dq += of_score[:, None] * k
+    put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D, WIDTH, FAMILY)
+
+
+@triton.jit
+def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
+              D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, FAMILY: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """The same of a unit whose lists overflow, from its tiles."""
+    place = tl.program_id(0)
+    if tl.load(CROWDED + place) == 0:
+        return
+    bh, i = unit_rows(x, start + place, BM)
+    first, last = load_limits(x, bh, i)
+    eps = load_eps(x, bh, i, FAMILY)
+    centre, rest = offsets(x, SAVED, bh, i)
+    number_of_row = bh.to(tl.int64) * x.queries + i
+    delta = tl.load(DELTA + number_of_row, mask=i < x.queries, other=0.0)
+    do = load_tokens(
+        head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV, VALUE_WIDTH
+    )
+    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    keys = head_base(x.key, bh, x.heads, x.repeats)
+    values = head_base(x.value, bh, x.heads, x.repeats)
+    dq, of_eps = tl.zeros((BM, WIDTH), tl.float32), tl.zeros((BM,), tl.float32)
+    blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
+    for c in range(tl.load(COUNT + place)):
+        j = tl.load(blocks + c) * BN + tl.arange(0, BN)
+        k = load_tokens(keys, x.key.strides[2], j, x.keys, D, WIDTH)
+        v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
+        _, of_score, of_mass, eps_part, of_product, on = tile_slopes(
+            x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last, FAMILY, PRECISION
+        )
+        to = (number_of_row - OUT.first)[:, None] * x.keys + j[None, :]
+        there = (i < x.queries)[:, None] & (j < x.keys)[None, :] & on
+        if OUT.score is not None:
+            tl.store(OUT.score + to, of_score, mask=there)
+        if OUT.mass is not None:
+            tl.store(OUT.mass + to, of_mass, mask=there)
+        if OUT.eps is not None:
+            of_eps += tl.sum(eps_part, 1)
+        dq += expect(of_product, k, on, PRECISION)
+    put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D, WIDTH, FAMILY)
+
+
+@triton.jit
+def column_listing(x, TILES, LIST, COUNT, start, stop, head, room, BM: tl.constexpr,
+                   BN: tl.constexpr):  # fmt: skip
+    """Row blocks of a chunk that are active in each block of keys: LIST (heads, blocks of keys,
+    room) in order, COUNT (heads, blocks of keys). Heads of all batches from `head` on."""
+    word, bh = tl.program_id(0), head + tl.program_id(1)
+    lane = tl.arange(0, 32)
+    column = word * 32 + lane
+    columns = tl.cdiv(x.keys, BN)
+    words = tl.cdiv(columns, 32)
+    blocks = tl.cdiv(x.queries, BM)
+    begin = tl.maximum(start - bh * blocks, 0)
+    end = tl.minimum(stop - bh * blocks, blocks)
+    to = tl.program_id(1).to(tl.int64) * columns + column
+    found = tl.zeros((32,), tl.int32)
+    for first in range(begin, end, 32):
+        block = first + lane
+        unit = (bh.to(tl.int64) * blocks + block) * words + word
+        bits = tl.load(TILES + unit, mask=block < end, other=0)
+        on = (bits[:, None] >> lane[None, :]) & 1
+        slot = found[None, :] + tl.cumsum(on, 0) - on
+        value = block[:, None] + tl.zeros_like(slot)
+        tl.store(LIST + to[None, :] * room + slot, value, mask=on > 0)
+        found += tl.sum(on, 0)
+    tl.store(COUNT + to, found, mask=column < columns)
+
+
+@triton.jit
+def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, room,
+            D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+            FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A share of the derivatives of a block of keys and values: over all query heads that read
+    them and every PARTS-th part of the row blocks listed there.
+
+    OUT.key (PARTS, groups, keys, D), OUT.value likewise; OUT.of_key, OUT.of_key_mass (PARTS, heads,
+    keys). `heads` of the chunk begin at `head`, key heads of it at `group`.
+    """
+    block, part, kv = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    groups = tl.num_programs(2)
+    j = block * BN + tl.arange(0, BN)
+    begin = (group + kv) * x.repeats
+    keys = head_base(x.key, begin, x.heads, x.repeats)
+    values = head_base(x.value, begin, x.heads, x.repeats)
+    k = load_tokens(keys, x.key.strides[2], j, x.keys, D, WIDTH)
+    v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
+    dk = tl.zeros((BN, WIDTH), tl.float32)
+    dv = tl.zeros((BN, VALUE_WIDTH), tl.float32)
+    last_head = tl.minimum(x.repeats, head + heads - begin)
+    for repeat in range(tl.maximum(head - begin, 0), last_head):
+        bh = begin + repeat
+        place = (bh - head).to(tl.int64) * tl.cdiv(x.keys, BN) + block
+        count = tl.load(COUNT + place)
+        of_key, of_mass = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
+        for c in range(count * part // PARTS, count * (part + 1) // PARTS):
+            i = tl.load(LIST + place * room + c) * BM + tl.arange(0, BM)
+            first, last = load_limits(x, bh, i)
+            eps = load_eps(x, bh, i, FAMILY)
+            centre, rest = offsets(x, SAVED, bh, i)
+            row = bh.to(tl.int64) * x.queries + i
+            delta = tl.load(DELTA + row, mask=i < x.queries, other=0.0)
+            do = load_tokens(
+                head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV,
+                VALUE_WIDTH
+            )  # fmt: skip
+            q = load_tokens(
+                head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH
+            )
+            p, dx, dm, _, of_product, on = tile_slopes(
+                x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last, FAMILY, PRECISION
+            )
+            dv += expect(tl.trans(p), do, tl.trans(on), PRECISION)
+            dk += expect(tl.trans(of_product), q, tl.trans(on), PRECISION)
+            of_key += tl.sum(dx, 0)
+            of_mass += tl.sum(dm, 0)
+        to = (part * heads + bh - head).to(tl.int64) * x.keys + j
+        if OUT.of_key is not None:
+            tl.store(OUT.of_key + to, of_key, mask=j < x.keys)
+        if OUT.of_key_mass is not None:
+            tl.store(OUT.of_key_mass + to, of_mass, mask=j < x.keys)
+    row = ((part * groups + kv).to(tl.int64) * x.keys + j)[:, None]
+    d, e = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
+    there = (j < x.keys)[:, None]
+    tl.store(OUT.key + row * D + d[None, :], dk * x.scale, mask=there & (d < D)[None, :])
+    tl.store(OUT.value + row * DV + e[None, :], dv, mask=there & (e < DV)[None, :])
+
+
+@triton.jit
+def diagonals(x, SCORES, SUM, origin, begin, end, head, POSITIONS, BP: tl.constexpr):
+    """Sums along relative positions of a chunk's rows begin .. end - 1, counted over all heads;
+    SCORES holds those from `origin` on. SUM (heads, positions), heads of all batches from `head`."""
+    place, bh = tl.program_id(0) * BP + tl.arange(0, BP), head + tl.program_id(1)
+    limits = x.limits.data
+    b, h = bh // x.heads, bh % x.heads
+    limits += b.to(tl.int64) * x.limits.strides[0] + h.to(tl.int64) * x.limits.strides[1]
+    before = bh.to(tl.int64) * x.queries
+    total = tl.zeros((BP,), tl.float32)
+    for i in range(tl.maximum(begin - before, 0), tl.minimum(end - before, x.queries)):
+        row = before + i
+        zero = tl.load(limits + 2 * x.queries + i)
+        key = place - zero
+        there = (key >= 0) & (key < x.keys) & (place < POSITIONS)
+        total += tl.load(SCORES + (row - origin) * x.keys + key, mask=there, other=0.0)
+    to = tl.program_id(1).to(tl.int64) * POSITIONS + place
+    tl.store(SUM + to, total, mask=place < POSITIONS)

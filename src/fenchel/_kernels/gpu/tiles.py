@@ -1,0 +1,83 @@
+"""Large supports: the active tiles, with tensor cores, for the units whose lists overflow."""
+
+import triton
+import triton.language as tl
+
+from fenchel._kernels.gpu.family import moves_on, step, weigh
+from fenchel._kernels.gpu.lists import keep, put
+from fenchel._kernels.gpu.scores import (
+    expect,
+    head_base,
+    load_eps,
+    load_limits,
+    load_tokens,
+    sink_of,
+    tile,
+    tile_survival,
+    unit_rows,
+)
+
+
+@triton.jit
+def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
+                 D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
+                 VALUE_WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                 STEPS: tl.constexpr, FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Offset and output of a unit's rows: Newton's steps over its tiles, then their values."""
+    place = tl.program_id(0)
+    if tl.load(CROWDED + place) == 0:
+        return
+    bh, i = unit_rows(x, start + place, BM)
+    first, last = load_limits(x, bh, i)
+    eps = load_eps(x, bh, i, FAMILY)
+    rows = ROWS + place.to(tl.int64) * 3 * BM + tl.arange(0, BM)
+    centre, rest = tl.load(rows), tl.load(rows + BM)
+    broken = rest != rest
+    rest = tl.where(broken, 0.0, rest)
+    sink, sink_mass = sink_of(x, bh)
+    of_sink = sink - centre
+    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    keys = head_base(x.key, bh, x.heads, x.repeats)
+    blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
+    count = tl.load(COUNT + place)
+    k, going = 0, 1
+    while (k < STEPS) & (going > 0):
+        p, w = weigh(of_sink - rest, eps, FAMILY)
+        total, slope = p * sink_mass, w * sink_mass
+        for c in range(count):
+            j = tl.load(blocks + c) * BN + tl.arange(0, BN)
+            s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
+            p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
+            total += tl.sum(p * m, 1)
+            slope += tl.sum(w * m, 1)
+        change = tl.where(broken, 0.0, step(total, slope, eps, FAMILY))
+        going = tl.max(moves_on(change, total, slope, eps, FAMILY).to(tl.int32))
+        rest += change
+        k += 1
+    o = tl.zeros((BM, VALUE_WIDTH), tl.float32)
+    u = tl.zeros((BM, VALUE_WIDTH), tl.float32)
+    p, w = weigh(of_sink - rest, eps, FAMILY)
+    size, slope = (p > 0).to(tl.int32), w * sink_mass
+    values = head_base(x.value, bh, x.heads, x.repeats)
+    for c in range(count):
+        j = tl.load(blocks + c) * BN + tl.arange(0, BN)
+        s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
+        p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
+        on = (p > 0) & (broken == 0)[:, None]
+        size += tl.sum(on.to(tl.int32), 1)
+        p, w = p * m, w * m
+        slope += tl.sum(w, 1)
+        if x.dropout is not None:
+            kept = tile_survival(x, bh, i, j)
+            p, w = p * kept, w * kept
+        v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
+        o += expect(tl.where(on, p, 0.0), v, on, PRECISION)
+        if SAVED is not None:
+            u += expect(tl.where(on, w, 0.0), v, on, PRECISION)
+    nan = float("nan")
+    put(OUTPUT, bh, x.heads, i, i < x.queries, tl.where(broken[:, None], nan, o), DV, VALUE_WIDTH)
+    if SAVED is not None:
+        u = u / tl.where(slope > 0, slope, 1.0)[:, None]
+        rest = tl.where(broken, nan, rest)
+        size = tl.where(broken, 1, size)
+        keep(SAVED, bh, i, i < x.queries, centre, rest, u, size, x.queries, DV, VALUE_WIDTH)
