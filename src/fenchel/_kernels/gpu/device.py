@@ -122,3 +122,14 @@ def load(place: str) -> Callable[..., Any]:
     module, _, function = place.partition(":")
     kernel: Callable[..., Any] = getattr(import_module(f"fenchel._kernels.gpu.{module}"), function)
     return kernel
+
+
+def registers(most: int) -> dict[str, int]:
+    """An option of launches: the registers that a thread may have on an NVIDIA device.
+
+    Left alone, NVIDIA's compiler stores a few bytes elsewhere to fit one more program on a device.
+    """
+    if is_interpreted():
+        return {}
+    target = import_module("triton.runtime.driver").driver.active.get_current_target()
+    return {"maxnreg": most} if target.backend == "cuda" else {}

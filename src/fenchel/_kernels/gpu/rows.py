@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from fenchel._kernels.gpu import rows_gradient, rows_search
+from fenchel._kernels.gpu.device import registers
 from fenchel._kernels.gpu.rows_budget import weigh_budget_rows
 from fenchel._kernels.gpu.rows_gradient import differentiate_rows
 from fenchel._kernels.gpu.rows_search import offset_rows, weigh_rows
@@ -20,9 +21,10 @@ from fenchel._kernels.operands import check
 from fenchel._kernels.tsallis import EDGE_ABOVE
 
 _SINGLE = (torch.float32,)
-_LARGEST = 8192  # keys that stay in the registers of one program
-_BLOCK = 4096  # of longer rows, which are read several times
-_KEYS_OF_A_WARP = 512
+_LARGEST = 2048  # keys that stay in the registers of one program
+_BLOCK = 2048  # of longer rows, which are read several times
+_KEYS_OF_A_WARP = 256
+_REGISTERS = 128  # of a thread, of which there are 256 at most: a half of a device's
 
 
 class _Shape(NamedTuple):
@@ -39,9 +41,10 @@ class _Shape(NamedTuple):
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """With as many warps as leave each thread 16 keys."""
-        warps = min(16, max(1, self.block // _KEYS_OF_A_WARP))
-        return {"BLOCK": self.block, "WHOLE": self.whole, "num_warps": warps}
+        """With as many warps as leave each thread 8 keys."""
+        warps = max(1, self.block // _KEYS_OF_A_WARP)
+        launch = {"num_warps": warps, **registers(_REGISTERS)}
+        return {"BLOCK": self.block, "WHOLE": self.whole, **launch}
 
 
 def row_weights(scores: Tensor, family: str, parameter: float) -> Tensor:

@@ -33,6 +33,8 @@ ANY = tl.constexpr(4)
 NORM = tl.constexpr(5)
 NORM_2 = tl.constexpr(6)  # alpha = 2
 
+USUAL, EMPTY, STRANGE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of rows
+
 _STEPS = tl.constexpr(40)
 _ROUNDING = tl.constexpr(2.4e-7)  # two ulps of one
 _LOWEST = tl.constexpr(-1e30)  # distances are cut here: products with them stay finite
@@ -187,27 +189,28 @@ def survey(row, keys, BLOCK: tl.constexpr):
 
 @triton.jit
 def solve_row(row, keys, eps, FAMILY: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """Distances of the row or of its lanes, top, offset, slope, count; whether it is strange."""
+    """Distances of the row or of its lanes, top, offset, slope, count; what kind of row it is."""
     best, strange = survey(row, keys, BLOCK)
     top = tl.max(best, 0)
-    top = tl.where(top > -float("inf"), top, 0.0)
+    kind = tl.where(strange != 0, STRANGE, tl.where(top > -float("inf"), USUAL, EMPTY))
+    top = tl.where(kind == EMPTY, 0.0, top)
     z = distances(best, top)
     start = first_offset(eps, FAMILY)
     high, low, slope, count = search(z, row, keys, top, start, eps, FAMILY, BLOCK, True)
     if not WHOLE:
         high, low, slope, count = search(z, row, keys, top, high + low, eps, FAMILY, BLOCK, False)
-    return z, top, high, low, slope, count, strange
+    return z, top, high, low, slope, count, kind
 
 
 @triton.jit
-def _weights(z, high, low, slope, count, strange, eps, FAMILY: tl.constexpr):
+def _weights(z, high, low, slope, count, kind, eps, FAMILY: tl.constexpr):
     """Of keys at these distances from the top."""
     p, r = terms((z - high) - low, eps, FAMILY)
     if FAMILY == NORM or FAMILY == NORM_2:
         p = r / slope
     p = tl.where((count == 1) & (p > 0), 1.0, p)  # not 1 - 1e-7: a loss there is zero
-    p = tl.where(z > _LOWEST, p, 0.0)  # a row without keys
-    return tl.where(strange != 0, float("nan"), p)
+    p = tl.where(kind == EMPTY, 0.0, p)
+    return tl.where(kind == STRANGE, float("nan"), p)
 
 
 @triton.jit
@@ -217,16 +220,16 @@ def weigh_rows(
     """One program per row. scores, weights: (rows, keys)"""
     first = tl.program_id(0).to(tl.int64) * keys
     row = scores + first
-    z, top, high, low, slope, count, strange = solve_row(row, keys, eps, FAMILY, BLOCK, WHOLE)
+    z, top, high, low, slope, count, kind = solve_row(row, keys, eps, FAMILY, BLOCK, WHOLE)
     if WHOLE:
         at = tl.arange(0, BLOCK)
-        p = _weights(z, high, low, slope, count, strange, eps, FAMILY)
+        p = _weights(z, high, low, slope, count, kind, eps, FAMILY)
         tl.store(weights + first + at, p, mask=at < keys)
     else:
         for start in range(0, keys, BLOCK):
             at = start + tl.arange(0, BLOCK)
             s = tl.load(row + at, mask=at < keys, other=-float("inf"))
-            p = _weights(distances(s, top), high, low, slope, count, strange, eps, FAMILY)
+            p = _weights(distances(s, top), high, low, slope, count, kind, eps, FAMILY)
             tl.store(weights + first + at, p, mask=at < keys)
 
 
@@ -239,9 +242,9 @@ def offset_rows(scores, eps, offsets, keys, BLOCK: tl.constexpr, WHOLE: tl.const
     number = tl.program_id(0)
     row = scores + number.to(tl.int64) * keys
     e = tl.load(eps + number).to(tl.float32)
-    z, top, high, low, _slope, _count, strange = solve_row(row, keys, e, ANY, BLOCK, WHOLE)
+    _z, top, high, low, _slope, _count, kind = solve_row(row, keys, e, ANY, BLOCK, WHOLE)
     rest = high.to(tl.float64) + low.to(tl.float64)
-    rest = tl.where(tl.max(z, 0) > _LOWEST, rest, float("inf"))
-    rest = tl.where(strange != 0, float("nan"), rest)
+    rest = tl.where(kind == EMPTY, float("inf"), rest)
+    rest = tl.where(kind == STRANGE, float("nan"), rest)
     tl.store(offsets + 2 * number, top.to(tl.float64))
     tl.store(offsets + 2 * number + 1, rest)
