@@ -13,6 +13,7 @@ from fenchel._kernels.gpu.family import INF, log_slope, weigh
 from fenchel._kernels.gpu.lists import load_list
 from fenchel._kernels.gpu.scores import (
     cap_slope,
+    cleaned,
     expect,
     finish,
     first_keys,
@@ -39,39 +40,37 @@ def offsets(x, SAVED, bh, i):
 
 
 @triton.jit
-def tile_slopes(x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last,
-                FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Of a tile: p, dx, the derivative in a log mass and in eps of each pair, and dx as the product
-    sees it. A row without an answer makes NaN of all that it sees."""
-    product = products(x, q, k, PRECISION)
+def tile_slopes(x, product, gain, delta, centre, rest, eps, bh, i, j, first, last,
+                FAMILY: tl.constexpr):  # fmt: skip
+    """Of a tile: p, dx, the derivative in a log mass and in eps of each pair, dx as the product
+    sees it, and which pairs count. A row without an answer makes NaN of all that it sees."""
     score = finish(x, product, bh, i, j, first, last)
-    broken = (rest != rest)[:, None]
-    d = score - centre[:, None] - tl.where(broken, 0.0, rest[:, None])
-    p, w = weigh(d, eps[:, None], FAMILY)
+    broken = rest != rest
+    d = score - centre - tl.where(broken, 0.0, rest)
+    p, w = weigh(d, eps, FAMILY)
     on = p > 0
     if x.has_mass is not None:
         m = masses(x, bh, i, j)
         p, w = p * m, w * m
         on = on & (m > 0)
-    gain = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     if x.dropout is not None:
         kept = tile_survival(x, bh, i, j)
         gain = tl.where(kept > 0, gain * kept, 0.0)
-    excess = tl.where(on, gain - delta[:, None], 0.0)
-    of_score, of_mass = tl.where(on, w * excess, 0.0), tl.where(on, p * excess, 0.0)
+    excess = gain - delta
+    of_mass = tl.where(on, p * excess, 0.0)
     of_eps = of_mass
     if FAMILY == 0:
-        of_eps = of_mass * tl.where(on, log_slope(tl.where(on, d, 0.0), eps[:, None]), 0.0)
+        of_eps = of_mass * tl.where(on, log_slope(tl.where(on, d, 0.0), eps), 0.0)
     if x.dropout is not None:
         p = p * kept
-    spoilt = broken & (score > -INF) | broken & (score != score)
-    nan = float("nan")
-    p = tl.where(spoilt, nan, tl.where(on, p, 0.0))
-    of_score, of_mass = tl.where(spoilt, nan, of_score), tl.where(spoilt, nan, of_mass)
+    spoil = tl.where(broken, float("nan"), 0.0)
+    on = on | (broken & ((score > -INF) | (score != score)))
+    p = tl.where(on, p + spoil, 0.0)
+    of_score = tl.where(on, w * excess + spoil, 0.0)
     of_product = of_score
     if x.softcap is not None:
-        of_product = tl.where(on | spoilt, of_score * cap_slope(x, product), 0.0)
-    return p, of_score, of_mass, of_eps, of_product, on | spoilt
+        of_product = tl.where(on, of_score * cap_slope(x, product), 0.0)
+    return p, of_score, of_mass + tl.where(on, spoil, 0.0), of_eps, of_product, on
 
 
 @triton.jit
@@ -185,9 +184,12 @@ def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
         j = tl.load(blocks + c) * BN + tl.arange(0, BN)
         k = load_tokens(keys, x.key.strides[2], j, x.keys, D, WIDTH)
         v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
+        product = products(x, q, k, PRECISION)
+        gain = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         _, of_score, of_mass, eps_part, of_product, on = tile_slopes(
-            x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last, FAMILY, PRECISION
-        )
+            x, product, gain, delta[:, None], centre[:, None], rest[:, None], eps[:, None], bh,
+            i[:, None], j[None, :], first[:, None], last[:, None], FAMILY,
+        )  # fmt: skip
         to = (number_of_row - OUT.first)[:, None] * x.keys + j[None, :]
         there = (i < x.queries)[:, None] & (j < x.keys)[None, :] & on
         if OUT.score is not None:
@@ -196,7 +198,7 @@ def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
             tl.store(OUT.mass + to, of_mass, mask=there)
         if OUT.eps is not None:
             of_eps += tl.sum(eps_part, 1)
-        dq += expect(of_product, k, on, PRECISION)
+        dq = expect(of_product, cleaned(k)[0], dq, PRECISION)
     put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D, WIDTH, FAMILY)
 
 
@@ -230,10 +232,11 @@ def column_listing(x, TILES, LIST, COUNT, start, stop, head, room, BM: tl.conste
 @triton.jit
 def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, room,
             D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-            BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
             FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """A share of the derivatives of a block of keys and values: over all query heads that read
-    them and every PARTS-th part of the row blocks listed there.
+    them and every PARTS-th part of the row blocks listed there, each in SPLIT pieces. Its tiles
+    stand on their side, (keys, rows), so that keys and values stay where they are.
 
     OUT.key (PARTS, groups, keys, D), OUT.value likewise; OUT.of_key, OUT.of_key_mass (PARTS, heads,
     keys). `heads` of the chunk begin at `head`, key heads of it at `group`.
@@ -254,8 +257,9 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
         place = (bh - head).to(tl.int64) * tl.cdiv(x.keys, BN) + block
         count = tl.load(COUNT + place)
         of_key, of_mass = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
-        for c in range(count * part // PARTS, count * (part + 1) // PARTS):
-            i = tl.load(LIST + place * room + c) * BM + tl.arange(0, BM)
+        for c in range(count * part // PARTS * SPLIT, count * (part + 1) // PARTS * SPLIT):
+            start = tl.load(LIST + place * room + c // SPLIT) * BM + c % SPLIT * (BM // SPLIT)
+            i = start + tl.arange(0, BM // SPLIT)
             first, last = load_limits(x, bh, i)
             eps = load_eps(x, bh, i, FAMILY)
             centre, rest = offsets(x, SAVED, bh, i)
@@ -268,13 +272,20 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
             q = load_tokens(
                 head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH
             )
+            product = products(x, k, q, PRECISION)
+            gain = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p, dx, dm, _, of_product, on = tile_slopes(
-                x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last, FAMILY, PRECISION
-            )
-            dv += expect(tl.trans(p), do, tl.trans(on), PRECISION)
-            dk += expect(tl.trans(of_product), q, tl.trans(on), PRECISION)
-            of_key += tl.sum(dx, 0)
-            of_mass += tl.sum(dm, 0)
+                x, product, gain, delta[None, :], centre[None, :], rest[None, :], eps[None, :], bh,
+                i[None, :], j[:, None], first[None, :], last[None, :], FAMILY,
+            )  # fmt: skip
+            do, spoil = cleaned(do)
+            p = tl.where(on, p + spoil[None, :], 0.0)
+            dv = expect(p, do, dv, PRECISION)
+            dk = expect(of_product, cleaned(q)[0], dk, PRECISION)
+            if OUT.of_key is not None:
+                of_key += tl.sum(dx, 1)
+            if OUT.of_key_mass is not None:
+                of_mass += tl.sum(dm, 1)
         to = (part * heads + bh - head).to(tl.int64) * x.keys + j
         if OUT.of_key is not None:
             tl.store(OUT.of_key + to, of_key, mask=j < x.keys)

@@ -126,20 +126,20 @@ def attend(x, ROWS, KEY, DISTANCE, MASS, NUMBER, CROWDED, OUTPUT, SAVED, start,
     column = tl.arange(0, VALUE_WIDTH)
     for c in range(tl.max(number)):
         entry = at * CAPACITY + c
-        d, m = load_list(x, DISTANCE, MASS, entry, c < number)
-        p, w = weigh(d - rest, eps, FAMILY)
+        far, nu = load_list(x, DISTANCE, MASS, entry, c < number)
+        of_value, of_slope = weigh(far - rest, eps, FAMILY)
         key = tl.load(KEY + entry, mask=c < number, other=0)
-        wanted = (p > 0)[:, None] & (column < DV)[None, :]
+        wanted = (of_value > 0)[:, None] & (column < DV)[None, :]
         place_of = key.to(tl.int64)[:, None] * x.value.strides[2] + column[None, :]
         v = tl.load(values + place_of, mask=wanted, other=0.0).to(tl.float32)
-        size += (p > 0).to(tl.int32)
-        p, w = p * m, w * m
-        slope += w
+        size += (of_value > 0).to(tl.int32)
+        of_value, of_slope = of_value * nu, of_slope * nu
+        slope += of_slope
         if x.dropout is not None:
             kept = survival(x, row_words(x, bh, i), key - first_keys(x, bh, i))
-            p, w = p * kept, w * kept
-        o += p[:, None] * v
-        u += w[:, None] * v
+            of_value, of_slope = of_value * kept, of_slope * kept
+        o += of_value[:, None] * v
+        u += of_slope[:, None] * v
     put(OUTPUT, bh, x.heads, i, i < x.queries, o, DV, VALUE_WIDTH)
     if SAVED is not None:
         u = u / tl.where(slope > 0, slope, 1.0)[:, None]

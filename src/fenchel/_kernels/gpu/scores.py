@@ -1,7 +1,9 @@
 """Scores of one tile, and what kernels need to know of their rows: shared by all of them.
 
 `x` is a `Call` (`call.py`). A unit is a block of rows of one head: units count row blocks first,
-then heads, then batches.
+then heads, then batches. In a tile rows `i` stand along one axis and keys `j` along the other, so
+that both broadcast, and so does what rows or keys have: (rows, 1) and (1, keys), or (1, rows) and
+(keys, 1).
 """
 
 import triton
@@ -85,8 +87,8 @@ def dense_at(x, dense, bh, i, j):
     b, h = bh // x.heads, bh % x.heads
     strides = dense.strides
     base = dense.data + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
-    place = i.to(tl.int64)[:, None] * strides[2] + j.to(tl.int64)[None, :] * strides[3]
-    there = (i < x.queries)[:, None] & (j < x.keys)[None, :]
+    place = i.to(tl.int64) * strides[2] + j.to(tl.int64) * strides[3]
+    there = (i < x.queries) & (j < x.keys)
     return tl.load(base + place, mask=there, other=0)
 
 
@@ -100,15 +102,15 @@ def table_base(x, table, bh):
 def at_position(x, table, bh, i, j):
     """Entries by relative position."""
     zero = tl.load(limit_base(x, bh) + 2 * x.queries + i, mask=i < x.queries, other=0)
-    place = zero[:, None] + j[None, :]
-    there = (place >= 0) & (place < table.size) & (i < x.queries)[:, None]
+    place = zero + j
+    there = (place >= 0) & (place < table.size) & (i < x.queries)
     return tl.load(table_base(x, table, bh) + place, mask=there, other=0.0)
 
 
 @triton.jit
 def at_key(x, table, bh, j):
-    """Entries by key, a row of them."""
-    return tl.load(table_base(x, table, bh) + j, mask=j < x.keys, other=0.0)[None, :]
+    """Entries by key."""
+    return tl.load(table_base(x, table, bh) + j, mask=j < x.keys, other=0.0)
 
 
 @triton.jit
@@ -121,7 +123,7 @@ def cap_slope(x, product):
 @triton.jit
 def masses(x, bh, i, j):
     """The base measure of a tile; too small a mass is none, as in `native/scores.h`."""
-    mass = tl.full((i.shape[0], j.shape[0]), 1.0, tl.float32)
+    mass = (i * 0 + j * 0).to(tl.float32) + 1.0
     if x.mass is not None:
         mass = dense_at(x, x.mass, bh, i, j).to(tl.float32)
     if x.log_mass is not None:
@@ -148,8 +150,7 @@ def finish(x, product, bh, i, j, first, last):
         score = add(score, tl.where(bias < LEAST, -INF, bias * x.bias_scale))
     if x.mask is not None:
         score = tl.where(dense_at(x, x.mask, bh, i, j) != 0, score, -INF)
-    seen = (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
-    return tl.where(seen, score, -INF)
+    return tl.where((j >= first) & (j < last), score, -INF)
 
 
 @triton.jit
@@ -160,11 +161,14 @@ def products(x, q, k, PRECISION: tl.constexpr):
 @triton.jit
 def tile(x, q, base, bh, i, j, first, last, D: tl.constexpr, WIDTH: tl.constexpr,
          PRECISION: tl.constexpr):  # fmt: skip
-    """(scores, masses) of the rows i and the keys j; masses are ones where there is no base."""
+    """(scores, masses) of the rows i, the first axis, and the keys j; masses are one without a
+    base."""
     k = load_tokens(base, x.key.strides[2], j, x.keys, D, WIDTH)
-    score = finish(x, products(x, q, k, PRECISION), bh, i, j, first, last)
+    rows, columns = i[:, None], j[None, :]
+    product = products(x, q, k, PRECISION)
+    score = finish(x, product, bh, rows, columns, first[:, None], last[:, None])
     if x.has_mass is not None:
-        mass = masses(x, bh, i, j)
+        mass = masses(x, bh, rows, columns)
         return tl.where(mass > 0, score, -INF), mass
     else:
         return score, 1.0
@@ -215,19 +219,19 @@ def survival(x, words, keys):
 
 @triton.jit
 def tile_survival(x, bh, i, j):
-    words = row_words(x, bh, i)
-    return survival(x, words[:, None], j[None, :] - first_keys(x, bh, i)[:, None])
+    return survival(x, row_words(x, bh, i), j - first_keys(x, bh, i))
 
 
 @triton.jit
-def expect(weights, rows, touched, PRECISION: tl.constexpr):
-    """weights @ rows, where a row of no weight does not count, finite or not. `touched`: weights
-    that count although they may round to zero."""
-    finite = tl.abs(rows.to(tl.float32)) < INF
-    clean = tl.where(finite, rows, tl.zeros_like(rows))
-    total = tl.dot(weights.to(rows.dtype), clean, input_precision=PRECISION)
-    if tl.min(finite.to(tl.int32)) == 0:
-        strange = tl.where(finite, 0.0, 1.0).to(rows.dtype)
-        met = tl.dot(touched.to(rows.dtype), strange, input_precision=PRECISION)
-        total = tl.where(met > 0, float("nan"), total)
-    return total
+def cleaned(rows):
+    """(rows with zeros where they are not finite, NaN beside each row that was not). A weight of
+    zero then leaves them out, and other weights take the NaN on."""
+    wide = rows.to(tl.float32)
+    spoil = tl.sum(wide * 0.0, 1)
+    return tl.where(tl.abs(wide) < INF, wide, 0.0).to(rows.dtype), spoil
+
+
+@triton.jit
+def expect(weights, rows, total, PRECISION: tl.constexpr):
+    """total + weights @ rows"""
+    return tl.dot(weights.to(rows.dtype), rows, total, input_precision=PRECISION)

@@ -6,6 +6,7 @@ import triton.language as tl
 from fenchel._kernels.gpu.family import moves_on, step, weigh
 from fenchel._kernels.gpu.lists import keep, put
 from fenchel._kernels.gpu.scores import (
+    cleaned,
     expect,
     head_base,
     load_eps,
@@ -42,8 +43,8 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
     count = tl.load(COUNT + place)
     k, going = 0, 1
     while (k < STEPS) & (going > 0):
-        p, w = weigh(of_sink - rest, eps, FAMILY)
-        total, slope = p * sink_mass, w * sink_mass
+        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+        total, slope = sink_p * sink_mass, sink_w * sink_mass
         for c in range(count):
             j = tl.load(blocks + c) * BN + tl.arange(0, BN)
             s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
@@ -56,8 +57,8 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
         k += 1
     o = tl.zeros((BM, VALUE_WIDTH), tl.float32)
     u = tl.zeros((BM, VALUE_WIDTH), tl.float32)
-    p, w = weigh(of_sink - rest, eps, FAMILY)
-    size, slope = (p > 0).to(tl.int32), w * sink_mass
+    sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+    size, slope = (sink_p > 0).to(tl.int32), sink_w * sink_mass
     values = head_base(x.value, bh, x.heads, x.repeats)
     for c in range(count):
         j = tl.load(blocks + c) * BN + tl.arange(0, BN)
@@ -68,12 +69,13 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
         p, w = p * m, w * m
         slope += tl.sum(w, 1)
         if x.dropout is not None:
-            kept = tile_survival(x, bh, i, j)
+            kept = tile_survival(x, bh, i[:, None], j[None, :])
             p, w = p * kept, w * kept
         v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
-        o += expect(tl.where(on, p, 0.0), v, on, PRECISION)
+        v, spoil = cleaned(v)
+        o = expect(tl.where(on, p + spoil[None, :], 0.0), v, o, PRECISION)
         if SAVED is not None:
-            u += expect(tl.where(on, w, 0.0), v, on, PRECISION)
+            u = expect(tl.where(on, w + spoil[None, :], 0.0), v, u, PRECISION)
     nan = float("nan")
     put(OUTPUT, bh, x.heads, i, i < x.queries, tl.where(broken[:, None], nan, o), DV, VALUE_WIDTH)
     if SAVED is not None:
