@@ -9,7 +9,7 @@ the derivative in a log mass is p (g - delta), in eps sum p (d log p / d eps) (g
 import triton
 import triton.language as tl
 
-from fenchel._kernels.gpu.family import INF, log_slope, weigh
+from fenchel._kernels.gpu.family import GENERAL, INF, log_slope, weigh
 from fenchel._kernels.gpu.lists import load_list
 from fenchel._kernels.gpu.scores import (
     cap_slope,
@@ -19,7 +19,9 @@ from fenchel._kernels.gpu.scores import (
     first_keys,
     head_base,
     load_eps,
+    load_head,
     load_limits,
+    load_query,
     load_tokens,
     masses,
     products,
@@ -59,7 +61,7 @@ def tile_slopes(x, product, gain, delta, centre, rest, eps, bh, i, j, first, las
     excess = gain - delta
     of_mass = tl.where(on, p * excess, 0.0)
     of_eps = of_mass
-    if FAMILY == 0:
+    if FAMILY == GENERAL:
         of_eps = of_mass * tl.where(on, log_slope(tl.where(on, d, 0.0), eps), 0.0)
     if x.dropout is not None:
         p = p * kept
@@ -107,19 +109,17 @@ def rows(x, KEY, DISTANCE, MASS, NUMBER, CROWDED, SAVED, DELTA, GRADIENT, OUT, s
     place, part = tl.program_id(0), tl.program_id(1)
     if tl.load(CROWDED + place) != 0:
         return
-    bh, _ = unit_rows(x, start + place, BM)
+    bh, start_row, _ = unit_rows(x, start + place, BM)
     row = part * R + tl.arange(0, R)
-    i = (start + place) % tl.cdiv(x.queries, BM) * BM + row
+    i = start_row + row
     eps = load_eps(x, bh, i, FAMILY)
     at = place.to(tl.int64) * BM + row
     number = tl.load(NUMBER + at)
     centre, rest = offsets(x, SAVED, bh, i)
     number_of_row = bh.to(tl.int64) * x.queries + i
     delta = tl.load(DELTA + number_of_row, mask=i < x.queries, other=0.0)
-    do = load_tokens(
-        head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV, VALUE_WIDTH
-    ).to(tl.float32)
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    do = load_head(x, GRADIENT, bh, start_row + part * R, R, DV, VALUE_WIDTH).to(tl.float32)
+    q = load_query(x, bh, start_row + part * R, R, D, WIDTH)
     q = q.to(tl.float32)
     keys = head_base(x.key, bh, x.heads, x.repeats)
     values = head_base(x.value, bh, x.heads, x.repeats)
@@ -160,30 +160,30 @@ def rows(x, KEY, DISTANCE, MASS, NUMBER, CROWDED, SAVED, DELTA, GRADIENT, OUT, s
 @triton.jit
 def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
               D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr, FAMILY: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, FAMILY: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
-    """The same of a unit whose lists overflow, from its tiles."""
+    """The same of a unit whose lists overflow, from its tiles in SPLIT pieces each."""
     place = tl.program_id(0)
     if tl.load(CROWDED + place) == 0:
         return
-    bh, i = unit_rows(x, start + place, BM)
+    bh, start_row, i = unit_rows(x, start + place, BM)
     first, last = load_limits(x, bh, i)
     eps = load_eps(x, bh, i, FAMILY)
     centre, rest = offsets(x, SAVED, bh, i)
     number_of_row = bh.to(tl.int64) * x.queries + i
     delta = tl.load(DELTA + number_of_row, mask=i < x.queries, other=0.0)
-    do = load_tokens(
-        head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV, VALUE_WIDTH
-    )
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    do = load_head(x, GRADIENT, bh, start_row, BM, DV, VALUE_WIDTH)
+    q = load_query(x, bh, start_row, BM, D, WIDTH)
     keys = head_base(x.key, bh, x.heads, x.repeats)
     values = head_base(x.value, bh, x.heads, x.repeats)
     dq, of_eps = tl.zeros((BM, WIDTH), tl.float32), tl.zeros((BM,), tl.float32)
     blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
-    for c in range(tl.load(COUNT + place)):
-        j = tl.load(blocks + c) * BN + tl.arange(0, BN)
-        k = load_tokens(keys, x.key.strides[2], j, x.keys, D, WIDTH)
-        v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
+    PIECE: tl.constexpr = BN // SPLIT
+    for c in range(tl.load(COUNT + place) * SPLIT):
+        first_key = tl.load(blocks + c // SPLIT) * BN + c % SPLIT * PIECE
+        j = first_key + tl.arange(0, PIECE)
+        k = load_tokens(keys, x.key.strides[2], first_key, x.keys, PIECE, D, WIDTH)
+        v = load_tokens(values, x.value.strides[2], first_key, x.keys, PIECE, DV, VALUE_WIDTH)
         product = products(x, q, k, PRECISION)
         gain = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         _, of_score, of_mass, eps_part, of_product, on = tile_slopes(
@@ -247,8 +247,8 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
     begin = (group + kv) * x.repeats
     keys = head_base(x.key, begin, x.heads, x.repeats)
     values = head_base(x.value, begin, x.heads, x.repeats)
-    k = load_tokens(keys, x.key.strides[2], j, x.keys, D, WIDTH)
-    v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
+    k = load_tokens(keys, x.key.strides[2], block * BN, x.keys, BN, D, WIDTH)
+    v = load_tokens(values, x.value.strides[2], block * BN, x.keys, BN, DV, VALUE_WIDTH)
     dk = tl.zeros((BN, WIDTH), tl.float32)
     dv = tl.zeros((BN, VALUE_WIDTH), tl.float32)
     last_head = tl.minimum(x.repeats, head + heads - begin)
@@ -265,13 +265,8 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
             centre, rest = offsets(x, SAVED, bh, i)
             row = bh.to(tl.int64) * x.queries + i
             delta = tl.load(DELTA + row, mask=i < x.queries, other=0.0)
-            do = load_tokens(
-                head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV,
-                VALUE_WIDTH
-            )  # fmt: skip
-            q = load_tokens(
-                head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH
-            )
+            do = load_head(x, GRADIENT, bh, start, BM // SPLIT, DV, VALUE_WIDTH)
+            q = load_query(x, bh, start, BM // SPLIT, D, WIDTH)
             product = products(x, k, q, PRECISION)
             gain = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p, dx, dm, _, of_product, on = tile_slopes(
@@ -301,7 +296,8 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
 @triton.jit
 def diagonals(x, SCORES, SUM, origin, begin, end, head, POSITIONS, BP: tl.constexpr):
     """Sums along relative positions of a chunk's rows begin .. end - 1, counted over all heads;
-    SCORES holds those from `origin` on. SUM (heads, positions), heads of all batches from `head`."""
+    SCORES holds those from `origin` on. SUM (heads, positions), heads of all batches, from `head`
+    on."""
     place, bh = tl.program_id(0) * BP + tl.arange(0, BP), head + tl.program_id(1)
     limits = x.limits.data
     b, h = bh // x.heads, bh % x.heads

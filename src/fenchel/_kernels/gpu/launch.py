@@ -131,8 +131,8 @@ class _Work:
         )  # fmt: skip
         run(
             tiles.attend_tiles, (units,), self.call, self.bounds, self.active, self.count,
-            self.crowded, output, kept, chunk.start, STEPS=size.steps[2], **self.query,
-            **self.keys, **self.precision, **constants, **self.heavy,
+            self.crowded, output, kept, chunk.start, STEPS=size.steps[2], SPLIT=size.split[0],
+            **self.query, **self.keys, **self.precision, **constants, **self.heavy,
         )  # fmt: skip
 
     def recall(self, chunk: Chunk, tile_bits: Tensor, offset: Tensor) -> None:
@@ -210,8 +210,8 @@ class _Backward:
         )  # fmt: skip
         run(
             gradient.row_tiles, (units,), call, work.active, work.count, work.crowded, self.kept,
-            delta, incoming, outputs, chunk.start, **constants, **work.keys, **work.precision,
-            **work.heavy,
+            delta, incoming, outputs, chunk.start, SPLIT=size.split[0], **constants, **work.keys,
+            **work.precision, **work.heavy,
         )  # fmt: skip
         self.sum_diagonals(chunk, "relative", outputs.score, outputs.first)
         self.sum_diagonals(chunk, "relative_log_mass", outputs.mass, outputs.first)
@@ -270,9 +270,8 @@ class _Backward:
         run(
             gradient.columns, (sizes.key_blocks, parts, chunk.groups), work.call, listed, count,
             self.kept, delta, incoming, shares, chunk.heads, chunk.head, chunk.group, room,
-            PARTS=parts,
-            SPLIT=sizes.settings.split, **work.query, **work.value, **work.rows, **work.keys, **work.kind,
-            **work.precision, **work.heavy,
+            PARTS=parts, SPLIT=sizes.settings.split[1], **work.query, **work.value, **work.rows,
+            **work.keys, **work.kind, **work.precision, **work.heavy,
         )  # fmt: skip
         groups = slice(chunk.group, chunk.group + chunk.groups)
         heads = slice(chunk.head, chunk.head + chunk.heads)

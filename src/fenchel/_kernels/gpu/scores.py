@@ -9,17 +9,15 @@ that both broadcast, and so does what rows or keys have: (rows, 1) and (1, keys)
 import triton
 import triton.language as tl
 
-from fenchel._kernels.gpu.call import GENERAL as _GENERAL
-from fenchel._kernels.gpu.family import INF, LEAST, TINY, tangent
-
-GENERAL = tl.constexpr(_GENERAL)
+from fenchel._kernels.gpu.family import GENERAL, INF, LEAST, TINY, tangent
 
 
 @triton.jit
 def unit_rows(x, unit, BM: tl.constexpr):
-    """(batch and head, its rows) of a unit."""
+    """(batch and head, first row, rows) of a unit."""
     blocks = tl.cdiv(x.queries, BM)
-    return unit // blocks, unit % blocks * BM + tl.arange(0, BM)
+    first = unit % blocks * BM
+    return unit // blocks, first, first + tl.arange(0, BM)
 
 
 @triton.jit
@@ -30,13 +28,27 @@ def head_base(operand, bh, heads, repeats):
 
 
 @triton.jit
-def load_tokens(base, stride, i, n, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows i of a (n, D) matrix, zeros beyond it, padded to WIDTH columns."""
-    d = tl.arange(0, WIDTH)
-    there = (i < n)[:, None]
+def load_tokens(base, stride, first, n, ROWS: tl.constexpr, D: tl.constexpr,
+                WIDTH: tl.constexpr):  # fmt: skip
+    """Rows from `first` on of a (n, D) matrix, zeros beyond it, padded to WIDTH columns."""
+    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    there = (first + row < n)[:, None]
     if D < WIDTH:
         there = there & (d < D)[None, :]
-    return tl.load(base + i.to(tl.int64)[:, None] * stride + d[None, :], mask=there, other=0.0)
+    base += (tl.full((), 0, tl.int64) + first) * stride
+    return tl.load(base + (row[:, None] * stride + d[None, :]), mask=there, other=0.0)
+
+
+@triton.jit
+def load_query(x, bh, first, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    return load_head(x, x.query, bh, first, ROWS, D, WIDTH)
+
+
+@triton.jit
+def load_head(x, operand, bh, first, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of a head, of an operand with one token per query."""
+    base = head_base(operand, bh, x.heads, 1)
+    return load_tokens(base, operand.strides[2], first, x.queries, ROWS, D, WIDTH)
 
 
 @triton.jit
@@ -159,12 +171,12 @@ def products(x, q, k, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def tile(x, q, base, bh, i, j, first, last, D: tl.constexpr, WIDTH: tl.constexpr,
-         PRECISION: tl.constexpr):  # fmt: skip
-    """(scores, masses) of the rows i, the first axis, and the keys j; masses are one without a
-    base."""
-    k = load_tokens(base, x.key.strides[2], j, x.keys, D, WIDTH)
-    rows, columns = i[:, None], j[None, :]
+def tile(x, q, base, bh, i, key, first, last, BN: tl.constexpr, D: tl.constexpr,
+         WIDTH: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """(scores, masses) of the rows i, the first axis, and BN keys from `key` on; masses are one
+    without a base."""
+    k = load_tokens(base, x.key.strides[2], key, x.keys, BN, D, WIDTH)
+    rows, columns = i[:, None], (key + tl.arange(0, BN))[None, :]
     product = products(x, q, k, PRECISION)
     score = finish(x, product, bh, rows, columns, first[:, None], last[:, None])
     if x.has_mass is not None:
