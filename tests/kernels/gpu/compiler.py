@@ -22,6 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from fenchel._kernels.gpu import configurations, shapes
+
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -33,6 +35,11 @@ class Device:
     target: GPUTarget
     shared: int
     has_bfloat16: bool = True
+
+    @property
+    def architecture(self) -> str:
+        """As the table of configurations calls it."""
+        return configurations.HIP if self.target.backend == "hip" else self.name
 
 
 def _nvidia(capability: int, kilobytes: int, has_bfloat16: bool = True) -> Device:
@@ -69,9 +76,13 @@ class Compiled:
 
     @cached_property
     def spilled(self) -> int:
-        """Bytes, or on AMD registers, of what did not fit into the registers of a thread."""
+        """Bytes, or on AMD registers, of what did not fit into the registers of a thread.
+
+        AMD's scalar registers are not counted: what does not fit goes to lanes of vector registers,
+        not to memory.
+        """
         if self.device.target.backend == "hip":
-            kinds = ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size")
+            kinds = ("vgpr_spill_count", "private_segment_fixed_size")
             return sum(self._read(rf"\.{kind}:\s+(\d+)") for kind in kinds)
         return self._usage("STACK") + self._usage("LOCAL")
 
@@ -134,9 +145,10 @@ def compiled_for(name: str) -> Iterator[list[Compiled]]:
 
     collected: list[Compiled] = []
     driver.set_active(_Absent(device.target))
-    JITFunction.run = compile_only
+    JITFunction.run, asked = compile_only, shapes.architecture
+    shapes.architecture = lambda _: device.architecture
     try:
         yield collected
     finally:
-        JITFunction.run = run
+        JITFunction.run, shapes.architecture = run, asked
         collected.extend(launches.values())
