@@ -20,6 +20,7 @@ from fenchel.regularizers.contract import Regularizer
 
 if TYPE_CHECKING:
     from fenchel._attention.eviction import QueryBall, QueryBox
+    from fenchel._attention.step import DecodingStep
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -116,6 +117,7 @@ class KeyValueCache:
         # (batch, head, query, 5), as native code writes it
         self._counts_read: Tensor | CacheRead | tuple[tuple[int, ...], torch.Size] | None = None
         self._value_radius = (-1, torch.zeros(0))
+        self._step: DecodingStep | None = None  # the last call of `decode`, if it can be repeated
         self._lock = _Lock()
 
     # ---- what it holds
@@ -214,6 +216,10 @@ class KeyValueCache:
         key: (batch, kv_head, token, d); value: (batch, kv_head, token, d_value).
         tokens: how many of them each sequence gets, the first ones; None: all.
         """
+        if tokens is None:
+            with self._lock:
+                if self._table.write_next(key, value, self.capacity):
+                    return
         self._check_new(key, value)
         with self._lock:
             if tokens is None:
@@ -313,7 +319,8 @@ class KeyValueCache:
     # ---- on disk
 
     def save(self, path: str | Path) -> None:
-        """Into a safetensors file: keys and values, with checksums. `load` makes the shadow again."""
+        """Into a safetensors file: keys and values, with checksums. `load` makes the shadow
+        again."""
         from fenchel._attention.cache_files import save
 
         save(self, path)
@@ -436,7 +443,8 @@ def refuse_gradient(tensor: Tensor, name: str) -> None:
 
 
 def _reading(cache: KeyValueCache, counts: Tensor) -> CacheRead:
-    seen, bounded, whole, picked, support = counts.unbind(-1)
+    # of this call: the next one writes its counts to the same place
+    seen, bounded, whole, picked, support = counts.clone().unbind(-1)
     heads = (cache.kv_heads, seen.shape[1] // cache.kv_heads)
 
     def once(count: Tensor) -> Tensor:
