@@ -111,25 +111,15 @@ def decode(
     return DecodeProof(output, bounds[..., 0], bounds[..., 1], candidates, call.question(options))
 
 
-def attend_next(
-    query: Tensor,
-    cache: KeyValueCache,
-    regularizer: Regularizer | Module,
-    scale: float | None,
-) -> Tensor:
-    """One query per sequence, which sees all keys of its sequence."""
-    if cache._step is not None:
-        output = cache._step.repeat(query, cache, regularizer, scale, None)
-        if output is not None:
-            return output
-    options = Options(None, None, False, scale, 0.0, True, None)
-    return attend_cached(query, cache, regularizer, options)
-
-
 def attend_cached(
     query: Tensor, cache: KeyValueCache, regularizer: Regularizer | Module, options: Options
 ) -> Tensor:
     """The same where the caller has placed the priors, as models do."""
+    step, plain = cache._step, options.base is None and options.attn_mask is None
+    if step is not None and plain and not options.is_causal:
+        output = step.repeat(query, cache, regularizer, options.scale, options.softcap)
+        if output is not None:
+            return output
     call = _Decoding(query, cache, resolve_regularizer(regularizer), causal=False)
     with cache._lock:
         return call.run(options, False)[0]
