@@ -82,10 +82,11 @@ FEW = 16  # queries that share one reading of the keys: kFew of native/problem.h
 
 def is_decoding(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Few queries and no derivative: heads that share keys read them once in our kernels, and for
-    each of them in torch's."""
+    each of them in torch's. What is compiled or traced serves all lengths, and is not asked."""
+    if torch.compiler.is_compiling() or traced():
+        return False
     trains = query.requires_grad or key.requires_grad or value.requires_grad
-    few: bool = query.shape[-2] <= FEW  # a tracer has a tensor
-    return few and not (trains and torch.is_grad_enabled())
+    return query.shape[-2] <= FEW and not (trains and torch.is_grad_enabled())
 
 
 def _against(call: AttentionCall, regularizer: Shannon) -> Reason:
