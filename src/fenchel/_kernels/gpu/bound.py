@@ -17,9 +17,24 @@ from fenchel._kernels.gpu.scores import (
     sink_of,
     tile,
     unit_rows,
+    whole_blocks,
 )
 
 MARGIN = tl.constexpr(4e-6)  # of rounding, relative to the distances
+
+
+@triton.jit
+def best(x, s, m, eps, score, alone, mass, FAMILY: tl.constexpr):
+    """(score, offset that it would have alone, mass) of the best key of each lane so far; NaN and
+    +inf stay once they are there."""
+    if x.has_mass is not None:
+        offset = s - room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
+        offset = tl.where(s < INF, offset, INF)
+        better = offset > alone
+        alone = tl.where(better, offset, alone)
+        return tl.where(better, s, score), alone, tl.where(better, m, mass)
+    else:
+        return tl.maximum(score, s, propagate_nan=tl.PropagateNan.ALL), alone, mass
 
 
 @triton.jit
@@ -42,21 +57,22 @@ def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.con
     score = tl.full((BM, BN), -INF, tl.float32)  # of the best key of each lane
     alone = tl.full((BM, BN), -INF, tl.float32)  # the offset that it would have alone
     mass = tl.full((BM, BN), 1.0, tl.float32)
-    broken = tl.zeros((BM,), tl.int32)
     begin, end = key_blocks(x, first, last, BN)
-    for block in range(begin, end):
-        s, m = tile(x, q, keys, bh, i, block * BN, first, last, BN, D, WIDTH, PRECISION)
-        top = tl.max(tl.where(s < INF, s, INF), 1)  # NaN among them
-        broken = tl.where(top < INF, broken, 1)
-        tl.store(tops + block * BM, top)
-        s = tl.where(s < INF, s, -INF)
-        if x.has_mass is not None:
-            offset = s - room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
-            better = offset > alone
-            alone = tl.where(better, offset, alone)
-            score, mass = tl.where(better, s, score), tl.where(better, m, mass)
-        else:
-            score = tl.maximum(score, s)
+    whole, partial = whole_blocks(first, last, begin, end, BN)
+    for block in range(begin, whole):
+        s, m = tile(x, q, keys, bh, i, block * BN, first, last, 0, BN, D, WIDTH, PRECISION)
+        tl.store(tops + block * BM, tl.max(s, 1))
+        score, alone, mass = best(x, s, m, eps, score, alone, mass, FAMILY)
+    for block in range(whole, partial):
+        s, m = tile(x, q, keys, bh, i, block * BN, first, last, 1, BN, D, WIDTH, PRECISION)
+        tl.store(tops + block * BM, tl.max(s, 1))
+        score, alone, mass = best(x, s, m, eps, score, alone, mass, FAMILY)
+    for block in range(partial, end):
+        s, m = tile(x, q, keys, bh, i, block * BN, first, last, 0, BN, D, WIDTH, PRECISION)
+        tl.store(tops + block * BM, tl.max(s, 1))
+        score, alone, mass = best(x, s, m, eps, score, alone, mass, FAMILY)
+    broken = tl.max(tl.where(score < INF, 0, 1), 1)  # NaN or +inf
+    score = tl.where(score < INF, score, -INF)
     sink, sink_mass = sink_of(x, bh)
     top = tl.maximum(tl.max(score, 1), sink)
     centre = tl.where(top > -INF, top, 0.0)
@@ -132,20 +148,3 @@ def unfold(x, TILES, LIST, COUNT, start, BN: tl.constexpr):
         tl.store(to, word * 32 + lane, mask=on > 0)
         found += tl.sum(on)
     tl.store(COUNT + place, found)
-
-
-@triton.jit
-def thresholds(x, OFFSET, ROWS, start, BM: tl.constexpr, FAMILY: tl.constexpr):
-    """ROWS as `bound` leaves them, from the offsets that the forward pass found: a key above its
-    row's threshold carries weight."""
-    place = tl.program_id(0)
-    bh, _, i = unit_rows(x, start + place, BM)
-    there = i < x.queries
-    offset = OFFSET + 2 * (bh.to(tl.int64) * x.queries + i)
-    centre = tl.load(offset, mask=there, other=0.0).to(tl.float32)
-    rest = tl.load(offset + 1, mask=there, other=INF).to(tl.float32)
-    low = rest - reach(load_eps(x, bh, i, FAMILY), FAMILY)
-    rows = ROWS + place.to(tl.int64) * 3 * BM + tl.arange(0, BM)
-    tl.store(rows, centre)
-    tl.store(rows + BM, rest)
-    tl.store(rows + 2 * BM, low)

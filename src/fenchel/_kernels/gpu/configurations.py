@@ -44,7 +44,7 @@ def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configur
     if dtype == torch.float32 or old:
         return _without_tensor_cores(width)
     if width <= 64:
-        return Configuration(64, 64, warps=(4, 4), split=(2, 4))
+        return Configuration(64, 32, stages=2)
     if width <= 128:
         return Configuration(64, 64, warps=(8, 8), split=(4, 4))
     return Configuration(32, 32, warps=(4, 8), split=(2, 2))

@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 
 from fenchel._kernels.gpu.family import GENERAL, INF, log_slope, weigh
-from fenchel._kernels.gpu.lists import load_list
 from fenchel._kernels.gpu.scores import (
     cap_slope,
     cleaned,
     expect,
     finish,
-    first_keys,
     head_base,
+    is_odd,
+    key_blocks,
     load_eps,
     load_head,
     load_limits,
@@ -25,11 +25,10 @@ from fenchel._kernels.gpu.scores import (
     load_tokens,
     masses,
     products,
-    row_words,
     sink_of,
-    survival,
     tile_survival,
     unit_rows,
+    whole_blocks,
 )
 
 
@@ -42,13 +41,13 @@ def offsets(x, SAVED, bh, i):
 
 
 @triton.jit
-def tile_slopes(x, product, gain, delta, centre, rest, eps, bh, i, j, first, last,
+def tile_slopes(x, product, gain, delta, centre, rest, eps, bh, i, j, first, last, whole, odd,
                 FAMILY: tl.constexpr):  # fmt: skip
     """Of a tile: p, dx, the derivative in a log mass and in eps of each pair, dx as the product
-    sees it, and which pairs count. A row without an answer makes NaN of all that it sees."""
-    score = finish(x, product, bh, i, j, first, last)
-    broken = rest != rest
-    d = score - centre - tl.where(broken, 0.0, rest)
+    sees it, and which pairs count. whole: as of `finish`. odd: some row has no answer; it makes
+    NaN of all that it sees."""
+    score = finish(x, product, bh, i, j, first, last, whole)
+    d = score - centre - rest  # NaN carries nothing
     p, w = weigh(d, eps, FAMILY)
     on = p > 0
     if x.has_mass is not None:
@@ -65,14 +64,29 @@ def tile_slopes(x, product, gain, delta, centre, rest, eps, bh, i, j, first, las
         of_eps = of_mass * tl.where(on, log_slope(tl.where(on, d, 0.0), eps), 0.0)
     if x.dropout is not None:
         p = p * kept
-    spoil = tl.where(broken, float("nan"), 0.0)
-    on = on | (broken & ((score > -INF) | (score != score)))
-    p = tl.where(on, p + spoil, 0.0)
-    of_score = tl.where(on, w * excess + spoil, 0.0)
+    of_score = tl.where(on, w * excess, 0.0)
     of_product = of_score
     if x.softcap is not None:
         of_product = tl.where(on, of_score * cap_slope(x, product), 0.0)
-    return p, of_score, of_mass + tl.where(on, spoil, 0.0), of_eps, of_product, on
+    if odd != 0:
+        spoilt = (rest != rest) & ((score > -INF) | (score != score))
+        nan = float("nan")
+        on, p = on | spoilt, tl.where(spoilt, nan, p)
+        of_score, of_mass = tl.where(spoilt, nan, of_score), tl.where(spoilt, nan, of_mass)
+        of_product = tl.where(spoilt, nan, of_product)
+    return p, of_score, of_mass, of_eps, of_product, on
+
+
+@triton.jit
+def odd_units(x, SAVED, GRADIENT, FLAGS, D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
+              VALUE_WIDTH: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+    """FLAGS (units): one where a row has no answer, or a query or gradient that is not finite."""
+    unit = tl.program_id(0)
+    bh, start, i = unit_rows(x, unit, BM)
+    rest = offsets(x, SAVED, bh, i)[1]
+    do = load_head(x, GRADIENT, bh, start, BM, DV, VALUE_WIDTH)
+    odd = tl.maximum(is_odd(load_query(x, bh, start, BM, D, WIDTH)), is_odd(do))
+    tl.store(FLAGS + unit, tl.maximum(odd, tl.max((rest != rest).to(tl.int32))))
 
 
 @triton.jit
@@ -101,71 +115,12 @@ def put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D: tl.c
 
 
 @triton.jit
-def rows(x, KEY, DISTANCE, MASS, NUMBER, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
-         D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-         BM: tl.constexpr, R: tl.constexpr, CAPACITY: tl.constexpr,
-         FAMILY: tl.constexpr):  # fmt: skip
-    """Derivatives of R rows, from the lists of their supports: keys and values are gathered."""
-    place, part = tl.program_id(0), tl.program_id(1)
-    if tl.load(CROWDED + place) != 0:
-        return
-    bh, start_row, _ = unit_rows(x, start + place, BM)
-    row = part * R + tl.arange(0, R)
-    i = start_row + row
-    eps = load_eps(x, bh, i, FAMILY)
-    at = place.to(tl.int64) * BM + row
-    number = tl.load(NUMBER + at)
-    centre, rest = offsets(x, SAVED, bh, i)
-    number_of_row = bh.to(tl.int64) * x.queries + i
-    delta = tl.load(DELTA + number_of_row, mask=i < x.queries, other=0.0)
-    do = load_head(x, GRADIENT, bh, start_row + part * R, R, DV, VALUE_WIDTH).to(tl.float32)
-    q = load_query(x, bh, start_row + part * R, R, D, WIDTH)
-    q = q.to(tl.float32)
-    keys = head_base(x.key, bh, x.heads, x.repeats)
-    values = head_base(x.value, bh, x.heads, x.repeats)
-    d, e = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
-    dq, of_eps = tl.zeros((R, WIDTH), tl.float32), tl.zeros((R,), tl.float32)
-    for c in range(tl.max(number)):
-        entry = at * CAPACITY + c
-        distance, m = load_list(x, DISTANCE, MASS, entry, c < number)
-        distance -= rest
-        p, w = weigh(distance, eps, FAMILY)
-        on = p > 0
-        key = tl.load(KEY + entry, mask=c < number, other=0)
-        of_value = key.to(tl.int64)[:, None] * x.value.strides[2] + e[None, :]
-        v = tl.load(values + of_value, mask=on[:, None] & (e < DV)[None, :], other=0.0)
-        gain = tl.sum(do * v.to(tl.float32), 1)
-        if x.dropout is not None:
-            kept = survival(x, row_words(x, bh, i), key - first_keys(x, bh, i))
-            gain = tl.where(kept > 0, gain * kept, 0.0)
-        excess = tl.where(on, gain - delta, 0.0)
-        of_score, of_mass = w * m * excess, p * m * excess
-        if OUT.eps is not None:
-            of_eps += of_mass * tl.where(on, log_slope(tl.where(on, distance, 0.0), eps), 0.0)
-        if OUT.score is not None:
-            to = OUT.score + (number_of_row - OUT.first) * x.keys + key
-            tl.store(to, of_score, mask=on)
-        if OUT.mass is not None:
-            to = OUT.mass + (number_of_row - OUT.first) * x.keys + key
-            tl.store(to, of_mass, mask=on)
-        of_key = key.to(tl.int64)[:, None] * x.key.strides[2] + d[None, :]
-        k = tl.load(keys + of_key, mask=on[:, None] & (d < D)[None, :], other=0.0)
-        k = k.to(tl.float32)
-        if x.softcap is not None:
-            of_score = tl.where(on, of_score * cap_slope(x, tl.sum(q * k, 1) * x.scale), 0.0)
-        dq += of_score[:, None] * k
-    put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D, WIDTH, FAMILY)
-
-
-@triton.jit
-def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
-              D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, FAMILY: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
-    """The same of a unit whose lists overflow, from its tiles in SPLIT pieces each."""
+def rows(x, LIST, COUNT, ODD, SAVED, DELTA, GRADIENT, OUT, start, D: tl.constexpr,
+         WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr, BM: tl.constexpr,
+         BN: tl.constexpr, SPLIT: tl.constexpr, FAMILY: tl.constexpr,
+         PRECISION: tl.constexpr):  # fmt: skip
+    """Derivatives of a unit's rows, from its tiles in SPLIT pieces each."""
     place = tl.program_id(0)
-    if tl.load(CROWDED + place) == 0:
-        return
     bh, start_row, i = unit_rows(x, start + place, BM)
     first, last = load_limits(x, bh, i)
     eps = load_eps(x, bh, i, FAMILY)
@@ -178,9 +133,15 @@ def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
     values = head_base(x.value, bh, x.heads, x.repeats)
     dq, of_eps = tl.zeros((BM, WIDTH), tl.float32), tl.zeros((BM,), tl.float32)
     blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
+    begin, end = key_blocks(x, first, last, BN)
+    whole, partial = whole_blocks(first, last, begin, end, BN)
+    odd_keys = ODD + bh // x.repeats * tl.cdiv(x.keys, BN)
+    odd = tl.max((rest != rest).to(tl.int32))
     PIECE: tl.constexpr = BN // SPLIT
     for c in range(tl.load(COUNT + place) * SPLIT):
-        first_key = tl.load(blocks + c // SPLIT) * BN + c % SPLIT * PIECE
+        block = tl.load(blocks + c // SPLIT)
+        inside = ((block >= whole) & (block < partial)).to(tl.int32)
+        first_key = block * BN + c % SPLIT * PIECE
         j = first_key + tl.arange(0, PIECE)
         k = load_tokens(keys, x.key.strides[2], first_key, x.keys, PIECE, D, WIDTH)
         v = load_tokens(values, x.value.strides[2], first_key, x.keys, PIECE, DV, VALUE_WIDTH)
@@ -188,7 +149,7 @@ def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
         gain = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         _, of_score, of_mass, eps_part, of_product, on = tile_slopes(
             x, product, gain, delta[:, None], centre[:, None], rest[:, None], eps[:, None], bh,
-            i[:, None], j[None, :], first[:, None], last[:, None], FAMILY,
+            i[:, None], j[None, :], first[:, None], last[:, None], inside, odd, FAMILY,
         )  # fmt: skip
         to = (number_of_row - OUT.first)[:, None] * x.keys + j[None, :]
         there = (i < x.queries)[:, None] & (j < x.keys)[None, :] & on
@@ -198,7 +159,9 @@ def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
             tl.store(OUT.mass + to, of_mass, mask=there)
         if OUT.eps is not None:
             of_eps += tl.sum(eps_part, 1)
-        dq = expect(of_product, cleaned(k)[0], dq, PRECISION)
+        if tl.load(odd_keys + block) != 0:
+            k = cleaned(k)[0]
+        dq = expect(of_product, k, dq, PRECISION)
     put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D, WIDTH, FAMILY)
 
 
@@ -230,7 +193,7 @@ def column_listing(x, TILES, LIST, COUNT, start, stop, head, room, BM: tl.conste
 
 
 @triton.jit
-def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, room,
+def columns(x, LIST, COUNT, ODD, SAVED, DELTA, GRADIENT, OUT, heads, head, group, room,
             D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
             FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -258,7 +221,9 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
         count = tl.load(COUNT + place)
         of_key, of_mass = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
         for c in range(count * part // PARTS * SPLIT, count * (part + 1) // PARTS * SPLIT):
-            start = tl.load(LIST + place * room + c // SPLIT) * BM + c % SPLIT * (BM // SPLIT)
+            rows = tl.load(LIST + place * room + c // SPLIT)
+            odd = tl.load(ODD + bh * tl.cdiv(x.queries, BM) + rows)
+            start = rows * BM + c % SPLIT * (BM // SPLIT)
             i = start + tl.arange(0, BM // SPLIT)
             first, last = load_limits(x, bh, i)
             eps = load_eps(x, bh, i, FAMILY)
@@ -267,16 +232,20 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
             delta = tl.load(DELTA + row, mask=i < x.queries, other=0.0)
             do = load_head(x, GRADIENT, bh, start, BM // SPLIT, DV, VALUE_WIDTH)
             q = load_query(x, bh, start, BM // SPLIT, D, WIDTH)
+            inside = (tl.max(first) <= block * BN) & (tl.min(last) >= (block + 1) * BN)
             product = products(x, k, q, PRECISION)
             gain = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p, dx, dm, _, of_product, on = tile_slopes(
                 x, product, gain, delta[None, :], centre[None, :], rest[None, :], eps[None, :], bh,
-                i[None, :], j[:, None], first[None, :], last[None, :], FAMILY,
+                i[None, :], j[:, None], first[None, :], last[None, :], inside.to(tl.int32), odd,
+                FAMILY,
             )  # fmt: skip
-            do, spoil = cleaned(do)
-            p = tl.where(on, p + spoil[None, :], 0.0)
+            if odd != 0:
+                q = cleaned(q)[0]
+                do, spoil = cleaned(do)
+                p = tl.where(on, p + spoil[None, :], 0.0)
             dv = expect(p, do, dv, PRECISION)
-            dk = expect(of_product, cleaned(q)[0], dk, PRECISION)
+            dk = expect(of_product, q, dk, PRECISION)
             if OUT.of_key is not None:
                 of_key += tl.sum(dx, 1)
             if OUT.of_key_mass is not None:

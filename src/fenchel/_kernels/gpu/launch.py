@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.attention_call import TRAINED, Arguments, Saved, forward_outputs
-from fenchel._kernels.gpu import bound, gradient, lists, tiles
+from fenchel._kernels.gpu import bound, gradient, lists, scores, tiles
 from fenchel._kernels.gpu.call import GENERAL, Operand, family, operand, read_call
 from fenchel._kernels.gpu.shapes import Chunk, precision, shapes
 
@@ -53,10 +53,11 @@ def forward(x: Arguments, save: bool) -> tuple[Tensor, ...]:
     output, offset, support_size, tile_bits, mean = outputs
     kept = Kept(offset, support_size, mean) if save else None
     work = _Work(x, family(x))
+    odd = work.odd_blocks()
     for chunk in work.sizes.chunks(x):
         work.bound_rows(chunk, tile_bits if save else None)
         work.pack_lists(chunk)
-        work.attend(chunk, operand(output), kept)
+        work.attend(chunk, odd, operand(output), kept)
     return outputs
 
 
@@ -84,16 +85,20 @@ class _Work:
 
     def make_room(self, units: int) -> None:
         """For a chunk: bounds, active tiles and candidates of its rows."""
-        size, blocks = self.sizes.settings, self.sizes.key_blocks
+        size = self.sizes.settings
+        self.make_lists(units)
         self.bounds = self.new(units, 3, size.rows)
-        self.active = self.new(units, blocks, dtype=torch.int32)
-        self.count = self.new(units, dtype=torch.int32)
         entries = (units, size.rows, size.capacity)
         self.key = self.new(*entries, dtype=torch.int32)
         self.distance = self.new(*entries)
         self.mass = self.new(*entries) if self.call.has_mass is not None else None
         self.number = self.new(units, size.rows, dtype=torch.int32)
         self.crowded = self.new(units, dtype=torch.int32)
+
+    def make_lists(self, units: int) -> None:
+        """For the active tiles alone."""
+        self.active = self.new(units, self.sizes.key_blocks, dtype=torch.int32)
+        self.count = self.new(units, dtype=torch.int32)
 
     def bound_rows(self, chunk: Chunk, tile_bits: Tensor | None) -> None:
         units, size = chunk.stop - chunk.start, self.sizes.settings
@@ -121,7 +126,7 @@ class _Work:
     def candidates(self) -> tuple[Tensor | None, ...]:
         return self.key, self.distance, self.mass, self.number, self.crowded
 
-    def attend(self, chunk: Chunk, output: Operand, kept: Kept | None) -> None:
+    def attend(self, chunk: Chunk, odd: Tensor, output: Operand, kept: Kept | None) -> None:
         units, size = chunk.stop - chunk.start, self.sizes.settings
         constants = {**self.value, **self.rows, **self.kind}
         run(
@@ -131,23 +136,26 @@ class _Work:
         )  # fmt: skip
         run(
             tiles.attend_tiles, (units,), self.call, self.bounds, self.active, self.count,
-            self.crowded, output, kept, chunk.start, STEPS=size.steps[2], SPLIT=size.split[0],
+            self.crowded, odd, output, kept, chunk.start, STEPS=size.steps[2], SPLIT=size.split[0],
             **self.query, **self.keys, **self.precision, **constants, **self.heavy,
         )  # fmt: skip
 
-    def recall(self, chunk: Chunk, tile_bits: Tensor, offset: Tensor) -> None:
-        """The supports of a chunk's rows: candidates above their thresholds."""
+    def recall(self, chunk: Chunk, tile_bits: Tensor) -> None:
+        """The active tiles of a chunk's rows, as the forward pass found them."""
         units = chunk.stop - chunk.start
-        self.make_room(units)
+        self.make_lists(units)
         run(
             bound.unfold, (units,), self.call, tile_bits, self.active, self.count, chunk.start,
             **self.keys,
         )  # fmt: skip
-        run(
-            bound.thresholds, (units,), self.call, offset, self.bounds, chunk.start,
-            **self.rows, **self.kind,
-        )  # fmt: skip
-        self.pack_lists(chunk)
+
+    def odd_blocks(self) -> Tensor:
+        """Blocks of keys where something is not finite."""
+        groups = self.x.key.shape[0] * self.x.key.shape[1]
+        flags = self.new(groups, self.sizes.key_blocks, dtype=torch.int32)
+        grid = (self.sizes.key_blocks, groups)
+        run(scores.odd_blocks, grid, self.call, flags, **self.query, **self.value, **self.keys)
+        return flags
 
 
 def backward(
@@ -192,11 +200,22 @@ class _Backward:
         delta = (gradient_of_output.float() * mean).sum(-1).contiguous()
         incoming = operand(gradient_of_output.to(self.x.query.dtype))
         dense = sum(4 for name in ("relative", "relative_log_mass") if self.wanted[name])
+        self.odd_keys, self.odd_rows = self.work.odd_blocks(), self.odd_units(incoming)
         for chunk in self.work.sizes.chunks(self.x, dense):
-            self.work.recall(chunk, self.tile_bits, self.kept.offset)
+            self.work.recall(chunk, self.tile_bits)
             self.differentiate_rows(chunk, delta, incoming)
             self.differentiate_columns(chunk, delta, incoming)
         return self.finish()
+
+    def odd_units(self, incoming: Operand) -> Tensor:
+        """Units where something is not finite."""
+        work = self.work
+        flags = work.new(work.sizes.units, dtype=torch.int32)
+        run(
+            gradient.odd_units, (work.sizes.units,), work.call, self.kept, incoming, flags,
+            **work.query, **work.value, **work.rows,
+        )  # fmt: skip
+        return flags
 
     def differentiate_rows(self, chunk: Chunk, delta: Tensor, incoming: Operand) -> None:
         work, call, size = self.work, self.work.call, self.work.sizes.settings
@@ -204,12 +223,7 @@ class _Backward:
         units = chunk.stop - chunk.start
         constants = {**work.query, **work.value, **work.rows, **work.kind}
         run(
-            gradient.rows, (units, size.rows // size.few), call, *work.candidates, self.kept,
-            delta, incoming, outputs, chunk.start, R=size.few, CAPACITY=size.capacity,
-            **constants,
-        )  # fmt: skip
-        run(
-            gradient.row_tiles, (units,), call, work.active, work.count, work.crowded, self.kept,
+            gradient.rows, (units,), call, work.active, work.count, self.odd_keys, self.kept,
             delta, incoming, outputs, chunk.start, SPLIT=size.split[0], **constants, **work.keys,
             **work.precision, **work.heavy,
         )  # fmt: skip
@@ -269,8 +283,8 @@ class _Backward:
         )
         run(
             gradient.columns, (sizes.key_blocks, parts, chunk.groups), work.call, listed, count,
-            self.kept, delta, incoming, shares, chunk.heads, chunk.head, chunk.group, room,
-            PARTS=parts, SPLIT=sizes.settings.split[1], **work.query, **work.value, **work.rows,
+            self.odd_rows, self.kept, delta, incoming, shares, chunk.heads, chunk.head,
+            chunk.group, room, PARTS=parts, SPLIT=sizes.settings.split[1], **work.query, **work.value, **work.rows,
             **work.keys, **work.kind, **work.precision, **work.heavy,
         )  # fmt: skip
         groups = slice(chunk.group, chunk.group + chunk.groups)

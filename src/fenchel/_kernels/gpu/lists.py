@@ -7,6 +7,7 @@ from fenchel._kernels.gpu.family import INF, moves_on, step, weigh
 from fenchel._kernels.gpu.scores import (
     first_keys,
     head_base,
+    key_blocks,
     load_eps,
     load_limits,
     load_query,
@@ -15,6 +16,7 @@ from fenchel._kernels.gpu.scores import (
     survival,
     tile,
     unit_rows,
+    whole_blocks,
 )
 
 
@@ -37,11 +39,14 @@ def pack(x, ROWS, LIST, COUNT, KEY, DISTANCE, MASS, NUMBER, CROWDED, start,
     KEY, DISTANCE = KEY + room, DISTANCE + room
     if x.has_mass is not None:
         MASS += room
+    begin, end = key_blocks(x, first, last, BN)
+    whole, partial = whole_blocks(first, last, begin, end, BN)
     number, lane = tl.zeros((BM,), tl.int32), tl.arange(0, BN)
     for c in range(tl.load(COUNT + place)):
         block = tl.load(LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN) + c)
         j = block * BN
-        s, m = tile(x, q, keys, bh, i, j, first, last, BN, D, WIDTH, PRECISION)
+        inside = ((block >= whole) & (block < partial)).to(tl.int32)
+        s, m = tile(x, q, keys, bh, i, j, first, last, inside, BN, D, WIDTH, PRECISION)
         d = s - centre[:, None]
         on = (d > low[:, None]).to(tl.int32)
         slot = number[:, None] + tl.cumsum(on, 1) - on

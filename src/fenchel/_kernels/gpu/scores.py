@@ -76,6 +76,13 @@ def key_blocks(x, first, last, BN: tl.constexpr):
 
 
 @triton.jit
+def whole_blocks(first, last, begin, end, BN: tl.constexpr):
+    """Those of the blocks begin .. end - 1 whose keys every row sees: from .. to - 1."""
+    start = tl.minimum(tl.maximum(tl.cdiv(tl.max(first), BN), begin), end)
+    return start, tl.minimum(tl.maximum(tl.min(last) // BN, start), end)
+
+
+@triton.jit
 def load_eps(x, bh, i, FAMILY: tl.constexpr):
     """alpha - 1 of the rows; where the family knows it, a number that nobody looks at."""
     if FAMILY == GENERAL:
@@ -148,8 +155,9 @@ def masses(x, bh, i, j):
 
 
 @triton.jit
-def finish(x, product, bh, i, j, first, last):
-    """Scores from scaled products: softcap, biases, masks; what a row does not see is -inf."""
+def finish(x, product, bh, i, j, first, last, whole):
+    """Scores from scaled products: softcap, biases, masks; what a row does not see is -inf. whole:
+    every row sees every key, as far as first and last say, and nobody needs to look."""
     score = product
     if x.softcap is not None:
         score = x.softcap * tangent(score / x.softcap)
@@ -162,7 +170,9 @@ def finish(x, product, bh, i, j, first, last):
         score = add(score, tl.where(bias < LEAST, -INF, bias * x.bias_scale))
     if x.mask is not None:
         score = tl.where(dense_at(x, x.mask, bh, i, j) != 0, score, -INF)
-    return tl.where((j >= first) & (j < last), score, -INF)
+    if whole == 0:
+        score = tl.where((j >= first) & (j < last), score, -INF)
+    return score
 
 
 @triton.jit
@@ -171,14 +181,14 @@ def products(x, q, k, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def tile(x, q, base, bh, i, key, first, last, BN: tl.constexpr, D: tl.constexpr,
+def tile(x, q, base, bh, i, key, first, last, whole, BN: tl.constexpr, D: tl.constexpr,
          WIDTH: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """(scores, masses) of the rows i, the first axis, and BN keys from `key` on; masses are one
-    without a base."""
+    without a base. whole: as of `finish`."""
     k = load_tokens(base, x.key.strides[2], key, x.keys, BN, D, WIDTH)
     rows, columns = i[:, None], (key + tl.arange(0, BN))[None, :]
     product = products(x, q, k, PRECISION)
-    score = finish(x, product, bh, rows, columns, first[:, None], last[:, None])
+    score = finish(x, product, bh, rows, columns, first[:, None], last[:, None], whole)
     if x.has_mass is not None:
         mass = masses(x, bh, rows, columns)
         return tl.where(mass > 0, score, -INF), mass
@@ -241,6 +251,25 @@ def cleaned(rows):
     wide = rows.to(tl.float32)
     spoil = tl.sum(wide * 0.0, 1)
     return tl.where(tl.abs(wide) < INF, wide, 0.0).to(rows.dtype), spoil
+
+
+@triton.jit
+def odd_blocks(x, FLAGS, D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
+               VALUE_WIDTH: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """FLAGS (key heads, blocks of keys): one where a key or a value is not finite. Products with
+    the others need no cleaning."""
+    block, kv = tl.program_id(0), tl.program_id(1)
+    keys = head_base(x.key, kv * x.repeats, x.heads, x.repeats)
+    values = head_base(x.value, kv * x.repeats, x.heads, x.repeats)
+    k = load_tokens(keys, x.key.strides[2], block * BN, x.keys, BN, D, WIDTH)
+    v = load_tokens(values, x.value.strides[2], block * BN, x.keys, BN, DV, VALUE_WIDTH)
+    tl.store(FLAGS + kv * tl.num_programs(0) + block, tl.maximum(is_odd(k), is_odd(v)))
+
+
+@triton.jit
+def is_odd(rows):
+    """One where an entry is not finite, else zero."""
+    return tl.max(tl.max(tl.where(tl.abs(rows.to(tl.float32)) < INF, 0, 1), 1), 0)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from fenchel._kernels.gpu.scores import (
     cleaned,
     expect,
     head_base,
+    key_blocks,
     load_eps,
     load_limits,
     load_query,
@@ -17,11 +18,12 @@ from fenchel._kernels.gpu.scores import (
     tile,
     tile_survival,
     unit_rows,
+    whole_blocks,
 )
 
 
 @triton.jit
-def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
+def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, ODD, OUTPUT, SAVED, start,
                  D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
                  VALUE_WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                  SPLIT: tl.constexpr, STEPS: tl.constexpr, FAMILY: tl.constexpr,
@@ -44,6 +46,9 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
     keys = head_base(x.key, bh, x.heads, x.repeats)
     blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
     count = tl.load(COUNT + place)
+    begin, end = key_blocks(x, first, last, BN)
+    whole, partial = whole_blocks(first, last, begin, end, BN)
+    odd = ODD + bh // x.repeats * tl.cdiv(x.keys, BN)
     PIECE: tl.constexpr = BN // SPLIT
     lane = tl.arange(0, PIECE)
     k, going = 0, 1
@@ -51,8 +56,10 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
         sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
         total, slope = sink_p * sink_mass, sink_w * sink_mass
         for c in range(count * SPLIT):
-            key = tl.load(blocks + c // SPLIT) * BN + c % SPLIT * PIECE
-            s, m = tile(x, q, keys, bh, i, key, first, last, PIECE, D, WIDTH, PRECISION)
+            block = tl.load(blocks + c // SPLIT)
+            key = block * BN + c % SPLIT * PIECE
+            inside = ((block >= whole) & (block < partial)).to(tl.int32)
+            s, m = tile(x, q, keys, bh, i, key, first, last, inside, PIECE, D, WIDTH, PRECISION)
             p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
             total += tl.sum(p * m, 1)
             slope += tl.sum(w * m, 1)
@@ -66,10 +73,12 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
     size, slope = (sink_p > 0).to(tl.int32), sink_w * sink_mass
     values = head_base(x.value, bh, x.heads, x.repeats)
     for c in range(count * SPLIT):
-        key = tl.load(blocks + c // SPLIT) * BN + c % SPLIT * PIECE
-        s, m = tile(x, q, keys, bh, i, key, first, last, PIECE, D, WIDTH, PRECISION)
+        block = tl.load(blocks + c // SPLIT)
+        key = block * BN + c % SPLIT * PIECE
+        inside = ((block >= whole) & (block < partial)).to(tl.int32)
+        s, m = tile(x, q, keys, bh, i, key, first, last, inside, PIECE, D, WIDTH, PRECISION)
         p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
-        on = (p > 0) & (broken == 0)[:, None]
+        on = p > 0
         size += tl.sum(on.to(tl.int32), 1)
         p, w = p * m, w * m
         slope += tl.sum(w, 1)
@@ -77,10 +86,12 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
             kept = tile_survival(x, bh, i[:, None], (key + lane)[None, :])
             p, w = p * kept, w * kept
         v = load_tokens(values, x.value.strides[2], key, x.keys, PIECE, DV, VALUE_WIDTH)
-        v, spoil = cleaned(v)
-        o = expect(tl.where(on, p + spoil[None, :], 0.0), v, o, PRECISION)
+        if tl.load(odd + block) != 0:
+            v, spoil = cleaned(v)
+            p, w = tl.where(on, p + spoil[None, :], 0.0), tl.where(on, w + spoil[None, :], 0.0)
+        o = expect(p, v, o, PRECISION)
         if SAVED is not None:
-            u = expect(tl.where(on, w + spoil[None, :], 0.0), v, u, PRECISION)
+            u = expect(w, v, u, PRECISION)
     nan = float("nan")
     put(OUTPUT, bh, x.heads, i, i < x.queries, tl.where(broken[:, None], nan, o), DV, VALUE_WIDTH)
     if SAVED is not None:
