@@ -22,7 +22,7 @@ class Kept(NamedTuple):
 
 
 class RowOutputs(NamedTuple):
-    """Derivatives that `rows` and `row_tiles` write. score, mass: (rows, keys) from `first` on."""
+    """Derivatives that `rows` writes. score, mass: (rows, keys) from `first` on."""
 
     query: Tensor
     eps: Tensor | None

@@ -95,7 +95,7 @@ def check(device, name, dtype, dim):
     launches = compile_call(device, name, dtype, dim)
     assert {x.kernel for x in launches} >= {
         *("bound", "listing", "pack", "attend", "attend_tiles"),
-        *("rows", "row_tiles", "column_listing", "columns"),
+        *("odd_blocks", "odd_units", "unfold", "rows", "column_listing", "columns"),
     }
     for compiled in launches:
         compiled.check()
