@@ -69,6 +69,10 @@ class _Work:
         size = sizes.settings
         self.options = {"num_warps": size.warps[0], "num_stages": size.stages}
         self.heavy = {"num_warps": size.warps[1], "num_stages": size.stages}
+        self.light = {"num_warps": 4}  # of kernels that read lists
+        if size.registers is not None:
+            for options in (self.options, self.heavy, self.light):
+                options["maxnreg"] = size.registers
         self.rows = {"BM": size.rows}
         self.keys = {"BN": size.keys}
         self.query = {"D": x.query.shape[3], "WIDTH": sizes.width}
@@ -127,7 +131,7 @@ class _Work:
         run(
             lists.attend, (units, size.rows // size.few), self.call, self.bounds,
             *self.candidates, output, kept, chunk.start, R=size.few, CAPACITY=size.capacity,
-            STEPS=size.steps[1], **constants,
+            STEPS=size.steps[1], **constants, **self.light,
         )  # fmt: skip
         run(
             tiles.attend_tiles, (units,), self.call, self.bounds, self.active, self.count,
@@ -206,7 +210,7 @@ class _Backward:
         run(
             gradient.rows, (units, size.rows // size.few), call, *work.candidates, self.kept,
             delta, incoming, outputs, chunk.start, R=size.few, CAPACITY=size.capacity,
-            **constants,
+            **constants, **work.light,
         )  # fmt: skip
         run(
             gradient.row_tiles, (units,), call, work.active, work.count, work.crowded, self.kept,
