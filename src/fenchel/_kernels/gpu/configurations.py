@@ -4,12 +4,13 @@ spilled registers, and with little more shared memory than the device has for tw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
 INTERPRETER, HIP = "interpreter", "hip"  # other architectures are called sm_75, sm_80, ...
+_REGISTERS = 255  # the most that a thread can have
 _TENSOR_CORES = 80  # before, Triton multiplies half precision by ordinary instructions
 
 
@@ -27,6 +28,9 @@ class Configuration:
     stages: int = 1
     split: tuple[int, int] = (1, 1)
     chunk: int = 2**28  # bytes of scratch memory
+    registers: int | None = (
+        None  # of a thread at most; where it is said, nothing is spilled for less
+    )
     programs: int = 256  # that `columns` aims at
     # Most steps of Newton's search: from one key of each lane, from a list, over tiles.
     steps: tuple[int, int, int] = (8, 32, 32)
@@ -36,26 +40,35 @@ class Configuration:
 _INTERPRETED = Configuration(32, 32, 32, 16, split=(1, 2), chunk=2**16, programs=6)
 
 
-def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configuration:
-    """width: of the widest head, padded."""
+def configuration(
+    architecture: str, dtype: torch.dtype, width: int, rich: bool = False
+) -> Configuration:
+    """width: of the widest head, padded. rich: more than a closed form and limits is computed for
+    each pair of a query and a key."""
     if architecture == INTERPRETER:
         return _INTERPRETED
+    chosen = _of_tensor_cores(architecture, dtype, width, rich)
+    nvidia = architecture.startswith("sm_")
+    return replace(chosen, registers=_REGISTERS) if nvidia else chosen
+
+
+def _of_tensor_cores(
+    architecture: str, dtype: torch.dtype, width: int, rich: bool
+) -> Configuration:
     old = architecture.startswith("sm_") and int(architecture[3:]) < _TENSOR_CORES
     if dtype == torch.float32 or old:
         return _without_tensor_cores(width)
+    if rich or width > 128:
+        return Configuration(32, 32, warps=(4, 8), split=(2, 2))
     if width <= 64:
-        return Configuration(64, 32, stages=2)
-    if width <= 128:
-        return Configuration(64, 64, warps=(8, 8), split=(4, 4))
-    return Configuration(32, 32, warps=(4, 8), split=(2, 2))
+        amd = architecture == HIP or architecture.startswith("gfx")
+        return Configuration(64, 32, split=(2, 4)) if amd else Configuration(64, 32, stages=2)
+    return Configuration(64, 64, warps=(8, 8), split=(4, 4))
 
 
 def _without_tensor_cores(width: int) -> Configuration:
-    if width <= 64:
-        return Configuration(32, 32, warps=(4, 8))
-    if width <= 128:
-        return Configuration(32, 32, warps=(4, 8))
-    return Configuration(16, 16, warps=(4, 8))
+    rows = 32 if width <= 128 else 16
+    return Configuration(rows, rows, warps=(4, 8), split=(2, 2) if rows == 32 else (1, 1))
 
 
 @cache

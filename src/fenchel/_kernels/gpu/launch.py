@@ -70,6 +70,12 @@ class _Work:
         size = sizes.settings
         self.options = {"num_warps": size.warps[0], "num_stages": size.stages}
         self.heavy = {"num_warps": size.warps[1], "num_stages": size.stages}
+        self.light = {"num_warps": 4}  # of kernels that read lists
+        if size.registers is not None:
+            for options in (self.options, self.heavy, self.light):
+                options["maxnreg"] = size.registers
+        finer = 1 if kind == family(x) else 2  # a derivative in alpha computes more per pair
+        self.split = tuple(finer * pieces for pieces in size.split)
         self.rows = {"BM": size.rows}
         self.keys = {"BN": size.keys}
         self.query = {"D": x.query.shape[3], "WIDTH": sizes.width}
@@ -132,11 +138,11 @@ class _Work:
         run(
             lists.attend, (units, size.rows // size.few), self.call, self.bounds,
             *self.candidates, output, kept, chunk.start, R=size.few, CAPACITY=size.capacity,
-            STEPS=size.steps[1], **constants,
+            STEPS=size.steps[1], **constants, **self.light,
         )  # fmt: skip
         run(
             tiles.attend_tiles, (units,), self.call, self.bounds, self.active, self.count,
-            self.crowded, odd, output, kept, chunk.start, STEPS=size.steps[2], SPLIT=size.split[0],
+            self.crowded, odd, output, kept, chunk.start, STEPS=size.steps[2], SPLIT=self.split[0],
             **self.query, **self.keys, **self.precision, **constants, **self.heavy,
         )  # fmt: skip
 
@@ -154,7 +160,8 @@ class _Work:
         groups = self.x.key.shape[0] * self.x.key.shape[1]
         flags = self.new(groups, self.sizes.key_blocks, dtype=torch.int32)
         grid = (self.sizes.key_blocks, groups)
-        run(scores.odd_blocks, grid, self.call, flags, **self.query, **self.value, **self.keys)
+        constants = {**self.query, **self.value, **self.keys}
+        run(scores.odd_blocks, grid, self.call, flags, **constants, **self.light)
         return flags
 
 
@@ -213,7 +220,7 @@ class _Backward:
         flags = work.new(work.sizes.units, dtype=torch.int32)
         run(
             gradient.odd_units, (work.sizes.units,), work.call, self.kept, incoming, flags,
-            **work.query, **work.value, **work.rows,
+            **work.query, **work.value, **work.rows, **work.light,
         )  # fmt: skip
         return flags
 
@@ -224,7 +231,7 @@ class _Backward:
         constants = {**work.query, **work.value, **work.rows, **work.kind}
         run(
             gradient.rows, (units,), call, work.active, work.count, self.odd_keys, self.kept,
-            delta, incoming, outputs, chunk.start, SPLIT=size.split[0], **constants, **work.keys,
+            delta, incoming, outputs, chunk.start, SPLIT=work.split[0], **constants, **work.keys,
             **work.precision, **work.heavy,
         )  # fmt: skip
         self.sum_diagonals(chunk, "relative", outputs.score, outputs.first)
@@ -284,7 +291,7 @@ class _Backward:
         run(
             gradient.columns, (sizes.key_blocks, parts, chunk.groups), work.call, listed, count,
             self.odd_rows, self.kept, delta, incoming, shares, chunk.heads, chunk.head,
-            chunk.group, room, PARTS=parts, SPLIT=sizes.settings.split[1], **work.query, **work.value, **work.rows,
+            chunk.group, room, PARTS=parts, SPLIT=work.split[1], **work.query, **work.value, **work.rows,
             **work.keys, **work.kind, **work.precision, **work.heavy,
         )  # fmt: skip
         groups = slice(chunk.group, chunk.group + chunk.groups)

@@ -13,6 +13,7 @@ from fenchel._kernels.gpu.configurations import Configuration, architecture, con
 if TYPE_CHECKING:
     from fenchel._kernels.attention_call import Arguments
 
+CLOSED = (0.5, 1.0)  # alpha - 1 of the families with closed forms
 _LEAST_WIDTH = 16  # of a product on tensor cores
 
 
@@ -71,7 +72,9 @@ def shapes(x: Arguments) -> Shapes:
     """Of one call; lengths may stand for many while a graph is traced."""
     batch, heads, queries, dim = x.query.shape
     width, value_width = _padded(dim), _padded(x.value.shape[3])
-    settings = configuration(architecture(x.query.device), x.query.dtype, max(width, value_width))
+    settings = configuration(
+        architecture(x.query.device), x.query.dtype, max(width, value_width), _is_rich(x)
+    )
     row_blocks = -(-queries // settings.rows)
     key_blocks = -(-x.key.shape[2] // settings.keys)
     return Shapes(
@@ -83,6 +86,14 @@ def shapes(x: Arguments) -> Shapes:
         units=batch * heads * row_blocks,
         words=-(-key_blocks // 32),
     )
+
+
+def _is_rich(x: Arguments) -> bool:
+    """Needs more registers for a tile than a closed form of a product does."""
+    pairs = (x.mask, x.bias, x.mass, x.seed)
+    tables = (x.relative, x.relative_log_mass, x.of_key, x.of_key_log_mass)
+    more = any(tensor is not None for tensor in (*pairs, *tables))
+    return more or x.softcap > 0 or x.uniform_eps not in CLOSED
 
 
 def kept(x: Arguments) -> tuple[int, int]:
