@@ -10,7 +10,11 @@ from torch import Tensor
 from fenchel._kernels.attention_call import TRAINED, Arguments, Saved, forward_outputs
 from fenchel._kernels.gpu import bound, gradient, lists, tiles
 from fenchel._kernels.gpu.call import GENERAL, Operand, family, operand, read_call
+from fenchel._kernels.gpu.device import registers
 from fenchel._kernels.gpu.shapes import Chunk, precision, shapes
+
+
+_REGISTERS = 255  # of a thread, of which a program has 256 at most
 
 
 class Kept(NamedTuple):
@@ -43,8 +47,8 @@ class ColumnOutputs(NamedTuple):
 
 
 def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Every launch goes through here."""
-    kernel[grid](*arguments, **constants)
+    """Every launch goes through here. A thread may have all the registers there are for it."""
+    kernel[grid](*arguments, **constants, **registers(_REGISTERS))
 
 
 def forward(x: Arguments, save: bool) -> tuple[Tensor, ...]:
