@@ -4,7 +4,7 @@ spilled registers, and with little more shared memory than the device has for tw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -31,6 +31,12 @@ class Configuration:
     # Most steps of Newton's search: from one key of each lane, from a list, over tiles.
     steps: tuple[int, int, int] = (8, 32, 32)
 
+    @property
+    def roomier(self) -> Configuration:
+        """For calls with biases, tables and the like, whose numbers need registers too."""
+        warps = (max(8, self.warps[0]), max(8, self.warps[1]))
+        return replace(self, warps=warps, split=(self.keys // 16, self.rows // 16))
+
 
 # Small, so that short sequences have several blocks, chunks and lists that overflow.
 _INTERPRETED = Configuration(32, 32, 32, 16, split=(1, 2), chunk=2**16, programs=6)
@@ -51,10 +57,8 @@ def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configur
 
 
 def _without_tensor_cores(width: int) -> Configuration:
-    if width <= 64:
-        return Configuration(32, 32, warps=(4, 8))
     if width <= 128:
-        return Configuration(32, 32, warps=(4, 8))
+        return Configuration(32, 32, warps=(4, 8), split=(2, 2))
     return Configuration(16, 16, warps=(4, 8))
 
 
