@@ -58,6 +58,8 @@ def levels_of(seed: int) -> dict[str, str]:
     levels = {name: r.choice(choices) for name, choices in FEATURES.items()}
     if levels["bias"] == "sink" and levels["base"] == "sink":  # there is one at most
         levels["base"] = "none"
+    if levels["seen"] == "documents" and levels["lengths"] == "more queries":  # each has a key
+        levels["lengths"] = "more keys"
     return levels
 
 
@@ -115,7 +117,7 @@ def _constants(
     if levels["seen"] == "lengths":
         constants["real"] = torch.tensor([[keys - 3], [0]])
     if levels["seen"] == "documents":
-        constants["ids"] = torch.arange(max(keys, queries)) // 11
+        constants["ids"] = torch.arange(keys) // 11
     return constants
 
 
