@@ -90,13 +90,6 @@ def family(x: Arguments) -> int:
     return _FAMILIES.get(x.uniform_eps, GENERAL)
 
 
-def is_plain(call: Call) -> bool:
-    """Nothing but queries, keys and values: what else is read takes registers."""
-    parts = (call.eps, call.mask, call.bias, call.mass, call.log_mass, call.relative, call.of_key)
-    more = (call.relative_log_mass, call.of_key_log_mass, call.sink, call.dropout, call.softcap)
-    return all(part is None for part in parts + more)
-
-
 def read_call(x: Arguments, kind: int) -> Call:
     """The kernels' view of a call; small tensors are made anew, no value is looked at.
 

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 
 INTERPRETER, HIP = "interpreter", "hip"  # other architectures are called sm_75, sm_80, ...
+_HALF_WIDTH = 64  # of a head, beyond which calls with more to read have smaller tiles
 _TENSOR_CORES = 80  # before, Triton multiplies half precision by ordinary instructions
 
 
@@ -31,11 +32,13 @@ class Configuration:
     # Most steps of Newton's search: from one key of each lane, from a list, over tiles.
     steps: tuple[int, int, int] = (8, 32, 32)
 
-    @property
-    def roomier(self) -> Configuration:
+    def roomier(self, width: int) -> Configuration:
         """For calls with biases, tables and the like, whose numbers need registers too."""
+        rows, keys = self.rows, self.keys
+        if width > _HALF_WIDTH:
+            rows, keys = max(16, rows // 2), max(16, keys // 2)
         warps = (max(8, self.warps[0]), max(8, self.warps[1]))
-        return replace(self, warps=warps, split=(self.keys // 16, self.rows // 16))
+        return replace(self, rows=rows, keys=keys, warps=warps, split=(keys // 16, rows // 16))
 
 
 # Small, so that short sequences have several blocks, chunks and lists that overflow.
@@ -48,7 +51,8 @@ def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configur
         return _INTERPRETED
     old = architecture.startswith("sm_") and int(architecture[3:]) < _TENSOR_CORES
     if dtype == torch.float32 or old:
-        return _without_tensor_cores(width)
+        half = dtype != torch.float32  # converted before it is multiplied
+        return _without_tensor_cores(2 * width if half and width > 64 else width)
     if width <= 64:
         return Configuration(64, 64, warps=(4, 4), split=(2, 4))
     if width <= 128:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fenchel._kernels.attention_call import TRAINED, Arguments, Saved, forward_outputs
 from fenchel._kernels.gpu import bound, gradient, lists, tiles
-from fenchel._kernels.gpu.call import GENERAL, Operand, family, is_plain, operand, read_call
+from fenchel._kernels.gpu.call import GENERAL, Operand, family, operand, read_call
 from fenchel._kernels.gpu.device import registers
 from fenchel._kernels.gpu.shapes import Chunk, precision, shapes
 
@@ -70,10 +70,8 @@ class _Work:
         self.x, self.call, self.sizes = x, read_call(x, kind), shapes(x)
         sizes = self.sizes
         size = sizes.settings
-        self.split = size.split if is_plain(self.call) else size.roomier.split
-        warps = size.warps if is_plain(self.call) else size.roomier.warps
-        self.options = {"num_warps": warps[0], "num_stages": size.stages}
-        self.heavy = {"num_warps": warps[1], "num_stages": size.stages}
+        self.options = {"num_warps": size.warps[0], "num_stages": size.stages}
+        self.heavy = {"num_warps": size.warps[1], "num_stages": size.stages}
         self.rows = {"BM": size.rows}
         self.keys = {"BN": size.keys}
         self.query = {"D": x.query.shape[3], "WIDTH": sizes.width}
@@ -136,7 +134,7 @@ class _Work:
         )  # fmt: skip
         run(
             tiles.attend_tiles, (units,), self.call, self.bounds, self.active, self.count,
-            self.crowded, output, kept, chunk.start, STEPS=size.steps[2], SPLIT=self.split[0],
+            self.crowded, output, kept, chunk.start, STEPS=size.steps[2], SPLIT=size.split[0],
             **self.query, **self.keys, **self.precision, **constants, **self.heavy,
         )  # fmt: skip
 
@@ -215,7 +213,7 @@ class _Backward:
         )  # fmt: skip
         run(
             gradient.row_tiles, (units,), call, work.active, work.count, work.crowded, self.kept,
-            delta, incoming, outputs, chunk.start, SPLIT=work.split[0], **constants, **work.keys,
+            delta, incoming, outputs, chunk.start, SPLIT=size.split[0], **constants, **work.keys,
             **work.precision, **work.heavy,
         )  # fmt: skip
         self.sum_diagonals(chunk, "relative", outputs.score, outputs.first)
@@ -275,7 +273,7 @@ class _Backward:
         run(
             gradient.columns, (sizes.key_blocks, parts, chunk.groups), work.call, listed, count,
             self.kept, delta, incoming, shares, chunk.heads, chunk.head, chunk.group, room,
-            PARTS=parts, SPLIT=work.split[1], **work.query, **work.value, **work.rows,
+            PARTS=parts, SPLIT=sizes.settings.split[1], **work.query, **work.value, **work.rows,
             **work.keys, **work.kind, **work.precision, **work.heavy,
         )  # fmt: skip
         groups = slice(chunk.group, chunk.group + chunk.groups)

@@ -71,7 +71,10 @@ def shapes(x: Arguments) -> Shapes:
     """Of one call; lengths may stand for many while a graph is traced."""
     batch, heads, queries, dim = x.query.shape
     width, value_width = _padded(dim), _padded(x.value.shape[3])
-    settings = configuration(architecture(x.query.device), x.query.dtype, max(width, value_width))
+    widest = max(width, value_width)
+    settings = configuration(architecture(x.query.device), x.query.dtype, widest)
+    if not is_plain(x):
+        settings = settings.roomier(widest)
     row_blocks = -(-queries // settings.rows)
     key_blocks = -(-x.key.shape[2] // settings.keys)
     return Shapes(
@@ -83,6 +86,14 @@ def shapes(x: Arguments) -> Shapes:
         units=batch * heads * row_blocks,
         words=-(-key_blocks // 32),
     )
+
+
+def is_plain(x: Arguments) -> bool:
+    """One alpha with a closed form, and nothing but queries, keys, values and limits to read."""
+    limits = ("query", "key", "value", "eps", "seed", "start", "stop", "query_start", "key_start")
+    more = [part for name, part in x.tensors.items() if name not in limits]
+    closed_form = x.uniform_eps in (0.5, 1.0) and x.softcap == 0 and x.dropout == 0
+    return closed_form and all(part is None for part in more)
 
 
 def kept(x: Arguments) -> tuple[int, int]:

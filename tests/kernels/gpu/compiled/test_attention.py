@@ -70,14 +70,12 @@ def positioned(dtype, dim):
     )
 
 
-def structured(dtype, dim):
-    """All tables at once, with all of their gradients, and alpha by row."""
-    positions = (BATCH, HEADS, N + M - 1)
-    return positioned(dtype, dim)._replace(
-        uniform_eps=-1.0,
-        relative_log_mass=absent(*positions),
+def keyed(dtype, dim):
+    """Biases and masses by key, a sink with a mass, alpha by row, and all of their gradients."""
+    return general(dtype, dim)._replace(
         of_key=absent(BATCH, HEADS, M),
         of_key_log_mass=absent(BATCH, HEADS, M),
+        sink=absent(BATCH, HEADS, dtype=torch.float64),
         sink_log_mass=absent(BATCH, HEADS, dtype=torch.float64),
     )
 
@@ -90,14 +88,14 @@ def packed(dtype, dim):
     return x._replace(query_start=starts, key_start=starts, **one)
 
 
-MAKERS = (plain, sparsemax, general, masked, biased, weighed, positioned, structured, packed)
+MAKERS = (plain, sparsemax, general, masked, biased, weighed, positioned, keyed, packed)
 CALLS = {make.__name__: make for make in MAKERS}
 TRAINS = {
     "general": {"eps"},
     "biased": {"bias"},
     "weighed": {"mass"},
     "positioned": {"relative", "sink"},
-    "structured": set(TRAINED) - {"bias", "mass"},
+    "keyed": {"eps", "of_key", "of_key_log_mass", "sink", "sink_log_mass"},
 }
 
 
