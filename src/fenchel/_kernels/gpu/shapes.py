@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fenchel._kernels.gpu.configurations import Configuration, architecture, configuration
+from fenchel._kernels.gpu.configurations import (
+    INTERPRETER,
+    Configuration,
+    architecture,
+    configuration,
+)
 
 if TYPE_CHECKING:
     from fenchel._kernels.attention_call import Arguments
@@ -72,8 +77,9 @@ def shapes(x: Arguments) -> Shapes:
     batch, heads, queries, dim = x.query.shape
     width, value_width = _padded(dim), _padded(x.value.shape[3])
     widest = max(width, value_width)
-    settings = configuration(architecture(x.query.device), x.query.dtype, widest)
-    if not is_plain(x):
+    place = architecture(x.query.device)
+    settings = configuration(place, x.query.dtype, widest)
+    if place != INTERPRETER and not is_plain(x):
         settings = settings.roomier(widest)
     row_blocks = -(-queries // settings.rows)
     key_blocks = -(-x.key.shape[2] // settings.keys)
