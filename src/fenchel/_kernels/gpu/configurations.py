@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 INTERPRETER, HIP = "interpreter", "hip"  # other architectures are called sm_75, sm_80, ...
-_HALF_WIDTH = 64  # of a head, beyond which calls with more to read have smaller tiles
+_REGISTERS = 255  # the most that a thread can have
 _TENSOR_CORES = 80  # before, Triton multiplies half precision by ordinary instructions
 
 
@@ -28,42 +28,47 @@ class Configuration:
     stages: int = 1
     split: tuple[int, int] = (1, 1)
     chunk: int = 2**28  # bytes of scratch memory
+    registers: int | None = (
+        None  # of a thread at most; where it is said, nothing is spilled for less
+    )
     programs: int = 256  # that `columns` aims at
     # Most steps of Newton's search: from one key of each lane, from a list, over tiles.
     steps: tuple[int, int, int] = (8, 32, 32)
-
-    def roomier(self, width: int) -> Configuration:
-        """For calls with biases, tables and the like, whose numbers need registers too."""
-        rows, keys = self.rows, self.keys
-        if width > _HALF_WIDTH:
-            rows, keys = max(16, rows // 2), max(16, keys // 2)
-        warps = (max(8, self.warps[0]), max(8, self.warps[1]))
-        return replace(self, rows=rows, keys=keys, warps=warps, split=(keys // 16, rows // 16))
 
 
 # Small, so that short sequences have several blocks, chunks and lists that overflow.
 _INTERPRETED = Configuration(32, 32, 32, 16, split=(1, 2), chunk=2**16, programs=6)
 
 
-def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configuration:
-    """width: of the widest head, padded."""
+def configuration(
+    architecture: str, dtype: torch.dtype, width: int, rich: bool = False
+) -> Configuration:
+    """width: of the widest head, padded. rich: more than a closed form and limits is computed for
+    each pair of a query and a key."""
     if architecture == INTERPRETER:
         return _INTERPRETED
+    chosen = _of_tensor_cores(architecture, dtype, width, rich)
+    nvidia = architecture.startswith("sm_")
+    return replace(chosen, registers=_REGISTERS) if nvidia else chosen
+
+
+def _of_tensor_cores(
+    architecture: str, dtype: torch.dtype, width: int, rich: bool
+) -> Configuration:
     old = architecture.startswith("sm_") and int(architecture[3:]) < _TENSOR_CORES
     if dtype == torch.float32 or old:
         half = dtype != torch.float32  # converted before it is multiplied
         return _without_tensor_cores(2 * width if half and width > 64 else width)
+    if rich or width > 128:
+        return Configuration(32, 32, warps=(4, 8), split=(2, 2))
     if width <= 64:
         return Configuration(64, 64, warps=(4, 4), split=(2, 4))
-    if width <= 128:
-        return Configuration(64, 64, warps=(8, 8), split=(4, 4))
-    return Configuration(32, 32, warps=(4, 8), split=(2, 2))
+    return Configuration(64, 64, warps=(8, 8), split=(4, 4))
 
 
 def _without_tensor_cores(width: int) -> Configuration:
-    if width <= 128:
-        return Configuration(32, 32, warps=(4, 8), split=(2, 2))
-    return Configuration(16, 16, warps=(4, 8))
+    rows = 32 if width <= 128 else 16
+    return Configuration(rows, rows, warps=(4, 8), split=(2, 2) if rows == 32 else (1, 1))
 
 
 @cache

@@ -10,10 +10,7 @@ from torch import Tensor
 from fenchel._kernels.attention_call import TRAINED, Arguments, Saved, forward_outputs
 from fenchel._kernels.gpu import bound, gradient, lists, tiles
 from fenchel._kernels.gpu.call import GENERAL, Operand, family, operand, read_call
-from fenchel._kernels.gpu.device import registers
 from fenchel._kernels.gpu.shapes import Chunk, precision, shapes
-
-_REGISTERS = 255  # of a thread, of which a program has 256 at most
 
 
 class Kept(NamedTuple):
@@ -46,8 +43,8 @@ class ColumnOutputs(NamedTuple):
 
 
 def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Every launch goes through here. A thread may have all the registers there are for it."""
-    kernel[grid](*arguments, **constants, **registers(_REGISTERS))
+    """Every launch goes through here."""
+    kernel[grid](*arguments, **constants)
 
 
 def forward(x: Arguments, save: bool) -> tuple[Tensor, ...]:
@@ -72,6 +69,10 @@ class _Work:
         size = sizes.settings
         self.options = {"num_warps": size.warps[0], "num_stages": size.stages}
         self.heavy = {"num_warps": size.warps[1], "num_stages": size.stages}
+        self.light = {"num_warps": 4}  # of kernels that read lists
+        if size.registers is not None:
+            for options in (self.options, self.heavy, self.light):
+                options["maxnreg"] = size.registers
         self.rows = {"BM": size.rows}
         self.keys = {"BN": size.keys}
         self.query = {"D": x.query.shape[3], "WIDTH": sizes.width}
@@ -130,7 +131,7 @@ class _Work:
         run(
             lists.attend, (units, size.rows // size.few), self.call, self.bounds,
             *self.candidates, output, kept, chunk.start, R=size.few, CAPACITY=size.capacity,
-            STEPS=size.steps[1], **constants,
+            STEPS=size.steps[1], **constants, **self.light,
         )  # fmt: skip
         run(
             tiles.attend_tiles, (units,), self.call, self.bounds, self.active, self.count,
@@ -209,7 +210,7 @@ class _Backward:
         run(
             gradient.rows, (units, size.rows // size.few), call, *work.candidates, self.kept,
             delta, incoming, outputs, chunk.start, R=size.few, CAPACITY=size.capacity,
-            **constants,
+            **constants, **work.light,
         )  # fmt: skip
         run(
             gradient.row_tiles, (units,), call, work.active, work.count, work.crowded, self.kept,

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fenchel._kernels.gpu.configurations import (
-    INTERPRETER,
-    Configuration,
-    architecture,
-    configuration,
-)
+from fenchel._kernels.gpu.configurations import Configuration, architecture, configuration
 
 if TYPE_CHECKING:
     from fenchel._kernels.attention_call import Arguments
 
+CLOSED = (0.5, 1.0)  # alpha - 1 of the families with closed forms
 _LEAST_WIDTH = 16  # of a product on tensor cores
 
 
@@ -76,11 +72,9 @@ def shapes(x: Arguments) -> Shapes:
     """Of one call; lengths may stand for many while a graph is traced."""
     batch, heads, queries, dim = x.query.shape
     width, value_width = _padded(dim), _padded(x.value.shape[3])
-    widest = max(width, value_width)
-    place = architecture(x.query.device)
-    settings = configuration(place, x.query.dtype, widest)
-    if place != INTERPRETER and not is_plain(x):
-        settings = settings.roomier(widest)
+    settings = configuration(
+        architecture(x.query.device), x.query.dtype, max(width, value_width), _is_rich(x)
+    )
     row_blocks = -(-queries // settings.rows)
     key_blocks = -(-x.key.shape[2] // settings.keys)
     return Shapes(
@@ -94,12 +88,12 @@ def shapes(x: Arguments) -> Shapes:
     )
 
 
-def is_plain(x: Arguments) -> bool:
-    """One alpha with a closed form, and nothing but queries, keys, values and limits to read."""
-    limits = ("query", "key", "value", "eps", "seed", "start", "stop", "query_start", "key_start")
-    more = [part for name, part in x.tensors.items() if name not in limits]
-    closed_form = x.uniform_eps in (0.5, 1.0) and x.softcap == 0 and x.dropout == 0
-    return closed_form and all(part is None for part in more)
+def _is_rich(x: Arguments) -> bool:
+    """Needs more registers for a tile than a closed form of a product does."""
+    pairs = (x.mask, x.bias, x.mass, x.seed)
+    tables = (x.relative, x.relative_log_mass, x.of_key, x.of_key_log_mass)
+    more = any(tensor is not None for tensor in (*pairs, *tables))
+    return more or x.softcap > 0 or x.uniform_eps not in CLOSED
 
 
 def kept(x: Arguments) -> tuple[int, int]:
