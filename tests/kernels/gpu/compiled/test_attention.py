@@ -116,7 +116,9 @@ def check(device, name, dtype, dim):
         *("rows", "row_tiles", "column_listing", "columns"),
     }
     for compiled in launches:
-        compiled.check()
+        compiled.check(
+            may_spill=device == "gfx1100"
+        )  # whose threads have half of gfx942's registers
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,6 @@ def combinations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "device", "dtype", "dim"), combinations())
+@pytest.mark.parametrize(("name", "device", "dtype", "dim"), list(combinations()))
 def test_every_device(name, device, dtype, dim):
     check(device, name, dtype, dim)
