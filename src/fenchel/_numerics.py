@@ -92,6 +92,19 @@ def _holds_values(tensor: Tensor) -> bool:
     return tensor.device.type != "meta" and type(tensor) in (Tensor, torch.nn.Parameter)
 
 
+def waits(device: torch.device) -> bool:
+    """Whether who reads a value there waits until all that was asked of the device is done."""
+    return device.type == "cuda"
+
+
+def at_hand(*tensors: Tensor | None) -> bool:
+    """Readable without waiting. What is looked at in passing, for a good message or a shorter way,
+    is looked at where this holds: on a device nothing is read unless an answer depends on it."""
+    if any(tensor is not None and waits(tensor.device) for tensor in tensors):
+        return False
+    return readable(*tensors)
+
+
 def has(condition: Tensor) -> bool:
     """`condition` holds somewhere, as far as Python may look; False where it may not."""
     return readable(condition) and bool(condition.any())

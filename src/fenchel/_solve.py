@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fenchel._numerics import (
+    at_hand,
     certificate_dtype,
     check_local,
     check_tensor,
@@ -222,7 +223,7 @@ def _has_masses(base: Tensor | Prior | None) -> bool:
 
 def _is_ordinary(x: Tensor, valid: Tensor) -> bool:
     """Seen to be finite everywhere, with room for differences: nothing to mask, nothing to mend."""
-    if x.numel() == 0 or not readable(x, valid):
+    if x.numel() == 0 or not at_hand(x, valid):
         return False
     low, high = x.detach().aminmax()
     return bool(valid.all() & (high - low < torch.finfo(x.dtype).max / 4))  # False for NaN too
@@ -273,7 +274,7 @@ def _final_status(status: Tensor, maximum: Maximum) -> Tensor:
 
 def _finish(weights: Tensor, status: Tensor) -> Tensor:
     """Zeros in empty rows, NaN in rows without an answer."""
-    if readable(status) and not status.any():  # the common case, without two passes over the keys
+    if at_hand(status) and not status.any():  # the common case, without two passes over the keys
         return weights
     status = status.unsqueeze(-1)
     failed = (status == Status.NONFINITE.value) | (status == Status.INFEASIBLE.value)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Dropout, LayerNorm, Linear, Module
 
-from fenchel._numerics import check_whole, compute_dtype, has, readable, transformed
+from fenchel._numerics import at_hand, check_whole, compute_dtype, has, transformed
 from fenchel.continuous import (
     Density,
     GaussianBasis,
@@ -180,7 +180,7 @@ class _ContinuousAttention(Module):
         allowed = scores.detach() != -math.inf
         if mask is not None:
             return mask & allowed
-        return allowed if not readable(scores) or has(~allowed) else None
+        return allowed if not at_hand(scores) or has(~allowed) else None
 
     def _check_precision(self, tensor: Tensor, name: str) -> None:
         dtype = self.basis.centers.dtype

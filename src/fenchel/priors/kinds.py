@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel._numerics import certificate_dtype, check_tensor, check_whole, has, readable
+from fenchel._numerics import at_hand, certificate_dtype, check_tensor, check_whole, has, readable
 from fenchel.priors.contract import (
     Prior,
     Structure,
@@ -196,7 +196,7 @@ class KeyPadding(Prior):
             return Structure(queries, keys, stop=for_every_row(real.to(torch.int64), queries))
         first, count = real.to(torch.int8).argmax(-1), real.sum(-1)
         last = keys - real.flip(-1).to(torch.int8).argmax(-1)
-        if not readable(real) or has((count > 0) & (last - first != count)):
+        if not at_hand(real) or has((count > 0) & (last - first != count)):
             return Structure(queries, keys, of_key=_mask(real))
         stop = torch.where(count > 0, last, 0)
         return Structure(

@@ -31,6 +31,7 @@ from fenchel._kernels.rows import FAMILIES, row_weights
 from fenchel._kernels.tsallis import power_ratio
 from fenchel._numerics import (
     NonFiniteError,
+    at_hand,
     certificate_dtype,
     dot,
     expands_to,
@@ -269,7 +270,7 @@ def check_parameter(
         if value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"{name} must be real, got {value.dtype}")
         wrong = ~((value > low) if strict else (value >= low)) | value.isinf()
-        if has(wrong):
+        if at_hand(wrong) and has(wrong):
             shown = value.detach()[wrong].flatten()[0].item()
             kind = ValueError if math.isfinite(shown) else NonFiniteError
             raise kind(f"{expected} {shown:g}{remedy if shown <= low else ''}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._implicit import tilt
-from fenchel._numerics import readable, where
+from fenchel._numerics import at_hand, where
 from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -62,7 +62,7 @@ class Shannon(Regularizer):
             return None  # scores are divided after their anchor is taken off, not before
         weights = torch.softmax(scores, -1)
         first = weights[..., 0]  # torch makes a whole row NaN, or nothing of it
-        return weights if readable(first) and not bool(first.isnan().any()) else None
+        return weights if at_hand(first) and not bool(first.isnan().any()) else None
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         tau = per_row(self.temperature, scores, "temperature")

@@ -17,6 +17,7 @@ from fenchel._kernels.route import against_rows
 from fenchel._kernels.rows import row_offsets
 from fenchel._kernels.tsallis import EDGE_ABOVE, threshold_room, tsallis_offset, unrolled_offset
 from fenchel._numerics import (
+    at_hand,
     dot,
     expm1_ratio,
     exponent_limit,
@@ -342,7 +343,7 @@ class _Rows(NamedTuple):
         """
         above = self.base.allowed & (self._y(self.eps * self._distance()) > 0)
         active = above | (p != 0)
-        if not readable(active) or 4 * int(active.sum()) >= active.numel():
+        if not at_hand(active) or 4 * int(active.sum()) >= active.numel():
             return self._fenchel_young_terms(p).sum(-1)
         terms = self._entries(active)._fenchel_young_terms(p[active].unsqueeze(-1))
         rows = active.shape[:-1]

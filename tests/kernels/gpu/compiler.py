@@ -110,10 +110,10 @@ class Compiled:
             result = subprocess.run(command, capture_output=True, text=True, check=True)
         return result.stdout
 
-    def check(self) -> None:
+    def check(self, may_spill: bool = False) -> None:
         """Nothing spilled, and shared memory within the device's."""
         said = f"{self.kernel} on {self.device.name}"
-        assert self.spilled == 0, f"{said} spills {self.spilled}"
+        assert may_spill or self.spilled == 0, f"{said} spills {self.spilled}"
         limit = self.device.shared
         assert self.shared <= limit, f"{said} takes {self.shared} bytes of shared memory > {limit}"
 

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests import needs
+
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 ROLES = ("interpreted", "compiled")  # folders beside this file
@@ -55,7 +57,8 @@ class DelegatedTest(pytest.Item):
         for title, text in verdict.output:
             self.add_report_section("call", title, text)
         if verdict.outcome == "skipped":
-            pytest.skip(verdict.text)
+            absent, _, covers = verdict.text.partition(needs.SEPARATOR)
+            needs.skip(absent, covers)
         if verdict.outcome == "failed":
             raise ChildFailure(verdict.text)
 

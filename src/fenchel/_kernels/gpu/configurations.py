@@ -57,7 +57,8 @@ def _of_tensor_cores(
 ) -> Configuration:
     old = architecture.startswith("sm_") and int(architecture[3:]) < _TENSOR_CORES
     if dtype == torch.float32 or old:
-        return _without_tensor_cores(width)
+        half = dtype != torch.float32  # converted before it is multiplied
+        return _without_tensor_cores(2 * width if half and width > 64 else width)
     if rich or width > 128:
         return Configuration(32, 32, warps=(4, 8), split=(2, 2))
     if width <= 64:

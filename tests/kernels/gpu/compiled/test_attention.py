@@ -40,28 +40,39 @@ def general(dtype, dim):
     return plain(dtype, dim)._replace(uniform_eps=-1.0)
 
 
-def biased(dtype, dim):
-    """Masks, biases and masses by pair, softcap, dropout, a value of another width."""
-    pairs = (BATCH, HEADS, N, M)
+def masked(dtype, dim):
+    """A mask by pair, dropout, a value of another width."""
     return plain(dtype, dim, value_dim=40)._replace(
-        mask=absent(*pairs, dtype=torch.bool),
-        bias=absent(*pairs),
-        mass=absent(*pairs),
+        mask=absent(BATCH, HEADS, N, M, dtype=torch.bool),
         seed=absent(1, dtype=torch.int64),
-        softcap=20.0,
         dropout=0.1,
     )
 
 
-def structured(dtype, dim):
-    """Tables by position and by key, limits by query, a sink."""
-    positions = (BATCH, HEADS, N + M - 1)
+def biased(dtype, dim):
+    """A bias by pair, with its gradient, and softcap."""
+    return plain(dtype, dim)._replace(bias=absent(BATCH, HEADS, N, M), softcap=20.0)
+
+
+def weighed(dtype, dim):
+    """Masses by pair."""
+    return plain(dtype, dim)._replace(mass=absent(BATCH, HEADS, N, M))
+
+
+def positioned(dtype, dim):
+    """A table by relative position, with its gradient, within a window, and a sink."""
     limits = absent(BATCH, HEADS, N, dtype=torch.int64)
-    return general(dtype, dim)._replace(
+    return plain(dtype, dim)._replace(
         start=limits,
         stop=limits,
-        relative=absent(*positions),
-        relative_log_mass=absent(*positions),
+        relative=absent(BATCH, HEADS, N + M - 1),
+        sink=absent(BATCH, HEADS, dtype=torch.float64),
+    )
+
+
+def keyed(dtype, dim):
+    """Biases and masses by key, a sink with a mass, alpha by row, and all of their gradients."""
+    return general(dtype, dim)._replace(
         of_key=absent(BATCH, HEADS, M),
         of_key_log_mass=absent(BATCH, HEADS, M),
         sink=absent(BATCH, HEADS, dtype=torch.float64),
@@ -77,8 +88,15 @@ def packed(dtype, dim):
     return x._replace(query_start=starts, key_start=starts, **one)
 
 
-CALLS = {make.__name__: make for make in (plain, sparsemax, general, biased, structured, packed)}
-TRAINS = {"general": {"eps"}, "biased": {"bias"}, "structured": set(TRAINED) - {"bias", "mass"}}
+MAKERS = (plain, sparsemax, general, masked, biased, weighed, positioned, keyed, packed)
+CALLS = {make.__name__: make for make in MAKERS}
+TRAINS = {
+    "general": {"eps"},
+    "biased": {"bias"},
+    "weighed": {"mass"},
+    "positioned": {"relative", "sink"},
+    "keyed": {"eps", "of_key", "of_key_log_mass", "sink", "sink_log_mass"},
+}
 
 
 def compile_call(device, name, dtype, dim):
@@ -98,7 +116,9 @@ def check(device, name, dtype, dim):
         *("odd_blocks", "odd_units", "unfold", "rows", "column_listing", "columns"),
     }
     for compiled in launches:
-        compiled.check()
+        compiled.check(
+            may_spill=device == "gfx1100"
+        )  # whose threads have half of gfx942's registers
 
 
 @pytest.mark.parametrize(
@@ -119,6 +139,6 @@ def combinations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "device", "dtype", "dim"), combinations())
+@pytest.mark.parametrize(("name", "device", "dtype", "dim"), list(combinations()))
 def test_every_device(name, device, dtype, dim):
     check(device, name, dtype, dim)

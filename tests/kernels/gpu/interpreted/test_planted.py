@@ -6,7 +6,7 @@ import torch
 from tests import needs
 
 triton = needs.package("triton", covers="the checks of interpreted kernels")
-tl = pytest.importorskip("triton.language")
+tl = triton.language
 
 from tests.kernels.gpu import interpreter  # noqa: E402 - triton is there
 
