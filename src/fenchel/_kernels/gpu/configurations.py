@@ -16,24 +16,23 @@ _TENSOR_CORES = 80  # before, Triton multiplies half precision by ordinary instr
 
 @dataclass(frozen=True)
 class Configuration:
-    """rows, keys: of a tile. few: rows of a program that reads lists. capacity: of a row's list.
-    warps: of a program with one product, and of one with more. split: pieces of a tile, so that
-    two products and more fit the registers, for kernels of rows and of columns."""
+    """rows, keys: of a tile. few: rows of a program of one warp, which reads lists and takes as
+    many steps as the longest of them has entries. capacity: of a row's list. warps: of a program
+    with one product, and of one with more. split: pieces of a tile, so that two products and more
+    fit the registers, for kernels of rows and of columns."""
 
     rows: int
     keys: int
-    few: int = 16
+    few: int = 4
     capacity: int = 128
     warps: tuple[int, int] = (4, 4)
     stages: int = 1
     split: tuple[int, int] = (1, 1)
     chunk: int = 2**28  # bytes of scratch memory
-    registers: int | None = (
-        None  # of a thread at most; where it is said, nothing is spilled for less
-    )
+    registers: int | None = None  # of a thread at most: said, nothing is spilled for less
     programs: int = 256  # that `columns` aims at
     # Most steps of Newton's search: from one key of each lane, from a list, over tiles.
-    steps: tuple[int, int, int] = (8, 32, 32)
+    steps: tuple[int, int, int] = (5, 32, 32)
 
 
 # Small, so that short sequences have several blocks, chunks and lists that overflow.

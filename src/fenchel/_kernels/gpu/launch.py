@@ -70,9 +70,9 @@ class _Work:
         size = sizes.settings
         self.options = {"num_warps": size.warps[0], "num_stages": size.stages}
         self.heavy = {"num_warps": size.warps[1], "num_stages": size.stages}
-        self.light = {"num_warps": 4}  # of kernels that read lists
+        self.light, self.lists = {"num_warps": 4}, {"num_warps": 1}
         if size.registers is not None:
-            for options in (self.options, self.heavy, self.light):
+            for options in (self.options, self.heavy, self.light, self.lists):
                 options["maxnreg"] = size.registers
         finer = 1 if kind == family(x) else 2  # a derivative in alpha computes more per pair
         self.split = tuple(finer * pieces for pieces in size.split)
@@ -138,7 +138,7 @@ class _Work:
         run(
             lists.attend, (units, size.rows // size.few), self.call, self.bounds,
             *self.candidates, output, kept, chunk.start, R=size.few, CAPACITY=size.capacity,
-            STEPS=size.steps[1], **constants, **self.light,
+            STEPS=size.steps[1], **constants, **self.lists,
         )  # fmt: skip
         run(
             tiles.attend_tiles, (units,), self.call, self.bounds, self.active, self.count,
@@ -225,7 +225,7 @@ class _Backward:
         return flags
 
     def differentiate_rows(self, chunk: Chunk, delta: Tensor, incoming: Operand) -> None:
-        work, call, size = self.work, self.work.call, self.work.sizes.settings
+        work, call = self.work, self.work.call
         outputs = self.row_outputs(chunk)
         units = chunk.stop - chunk.start
         constants = {**work.query, **work.value, **work.rows, **work.kind}
@@ -291,8 +291,8 @@ class _Backward:
         run(
             gradient.columns, (sizes.key_blocks, parts, chunk.groups), work.call, listed, count,
             self.odd_rows, self.kept, delta, incoming, shares, chunk.heads, chunk.head,
-            chunk.group, room, PARTS=parts, SPLIT=work.split[1], **work.query, **work.value, **work.rows,
-            **work.keys, **work.kind, **work.precision, **work.heavy,
+            chunk.group, room, PARTS=parts, SPLIT=work.split[1], **work.query, **work.value,
+            **work.rows, **work.keys, **work.kind, **work.precision, **work.heavy,
         )  # fmt: skip
         groups = slice(chunk.group, chunk.group + chunk.groups)
         heads = slice(chunk.head, chunk.head + chunk.heads)
