@@ -302,7 +302,7 @@ def test_every_launch_is_checked():
         leaves = trained(*operands())
         on_gpu(*leaves).sum().backward()
     kinds = {launch.kernel for launch in launches}
-    names = {"bound", "listing", "pack", "attend", "attend_tiles", "unfold", "thresholds", "rows"}
+    names = {"bound", "listing", "pack", "attend", "attend_tiles", "unfold", "rows"}
     assert names | {"odd_blocks", "odd_units", "column_listing", "columns"} <= kinds
     assert sum(launch.loads for launch in launches) > 100
-    assert sum(launch.stores for launch in launches) > 100
+    assert sum(launch.stores for launch in launches) > 50
