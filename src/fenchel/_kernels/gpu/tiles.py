@@ -80,7 +80,10 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
         v, spoil = cleaned(v)
         o = expect(tl.where(on, p + spoil[None, :], 0.0), v, o, PRECISION)
         if SAVED is not None:
-            u = expect(tl.where(on, w + spoil[None, :], 0.0), v, u, PRECISION)
+            w = tl.where(on, w + spoil[None, :], 0.0)
+            u = expect(w, v, u, PRECISION)
+            if v.dtype != tl.float32:  # what rounding took, for every derivative goes by u
+                u = expect(w - w.to(v.dtype).to(tl.float32), v, u, PRECISION)
     nan = float("nan")
     put(OUTPUT, bh, x.heads, i, i < x.queries, tl.where(broken[:, None], nan, o), DV, VALUE_WIDTH)
     if SAVED is not None:

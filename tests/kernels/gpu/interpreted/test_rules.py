@@ -305,4 +305,4 @@ def test_every_launch_is_checked():
     names = {"bound", "listing", "pack", "attend", "attend_tiles", "unfold", "thresholds", "rows"}
     assert names | {"row_tiles", "column_listing", "columns"} <= kinds
     assert sum(launch.loads for launch in launches) > 100
-    assert sum(launch.stores for launch in launches) > 100
+    assert sum(launch.stores for launch in launches) > len(launches)
