@@ -92,6 +92,8 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, ODD, OUTPUT, SAVED, start,
         o = expect(p, v, o, PRECISION)
         if SAVED is not None:
             u = expect(w, v, u, PRECISION)
+            if v.dtype != tl.float32:  # what rounding took, for every derivative goes by u
+                u = expect(w - w.to(v.dtype).to(tl.float32), v, u, PRECISION)
     nan = float("nan")
     put(OUTPUT, bh, x.heads, i, i < x.queries, tl.where(broken[:, None], nan, o), DV, VALUE_WIDTH)
     if SAVED is not None:

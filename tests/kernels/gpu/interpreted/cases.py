@@ -143,7 +143,7 @@ def _trained(
     of_base = {"by key": "by key", "by position": "alibi", "sink": "sink"}.get(levels["base"])
     if of_base is not None:
         name, shape = shapes[of_base]
-        leaves[f"{name} of base"] = normal(*shape) * 0.3
+        leaves[f"{name} of base"] = normal(*shape).abs() * 0.05  # masses that the kernels take
     return leaves
 
 
@@ -205,6 +205,15 @@ def run(case: Case, kernels: str, dtype: torch.dtype | None = None) -> dict[str,
             **_cast(arguments(case, leaves), dtype),
         )
     return _results(case, leaves, output)
+
+
+def path(case: Case) -> str:
+    """What `fl.attention` runs for it inside `fl.use("gpu")`."""
+    operands = (case.leaves[name] for name in ("query", "key", "value"))
+    with fl.use("gpu"):
+        return fl.explain(
+            *operands, regularizer(case, case.leaves), **arguments(case, case.leaves)
+        ).path
 
 
 def run_plainly(case: Case) -> dict[str, Tensor]:
