@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fenchel._attention.cache import CacheRead, KeyValueCache
+from fenchel._attention.cache import KeyValueCache
+from fenchel._attention.cache_read import CacheRead
 from fenchel._numerics import compute_dtype
 from fenchel.scores import default_scale
 

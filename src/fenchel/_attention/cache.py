@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fenchel._attention.cache_read import CacheRead, counts_of_all, read_counts
 from fenchel._attention.page_table import PageTable
 from fenchel._kernels.pages import PAGE, PagePool
 from fenchel._numerics import check_tensor, check_whole
@@ -20,35 +20,9 @@ from fenchel.regularizers.contract import Regularizer
 
 if TYPE_CHECKING:
     from fenchel._attention.eviction import QueryBall, QueryBox
+    from fenchel._attention.step import DecodingStep
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-@dataclass(frozen=True)
-class CacheRead:
-    """What the last `decode` read, per sequence, head and query: (batch, head, query).
-
-    seen: visible keys. scored: keys whose exact score was computed. support: keys whose value was
-    read. bytes: of keys, values and shadow. bytes_of_all: of every visible key and value.
-    error: for `decode(..., error=...)`, how far the output may be from the exact one, certified.
-
-    Query heads that share a key head read its shadow once, and so the keys of a page that is scored
-    whole; what they pick by themselves counts for each of them.
-    """
-
-    seen: Tensor
-    scored: Tensor
-    support: Tensor
-    bytes: int
-    bytes_of_all: int
-    error: Tensor | None = None
-
-    def __str__(self) -> str:
-        share = self.bytes / max(1, self.bytes_of_all)
-        return (
-            f"{self.scored.double().mean():.1f} keys scored and {self.support.double().mean():.1f} "
-            f"values read per query; {self.bytes:,} bytes, {share:.3f} of all keys and values"
-        )
 
 
 class _Lock:
@@ -116,6 +90,8 @@ class KeyValueCache:
         # (batch, head, query, 5), as native code writes it
         self._counts_read: Tensor | CacheRead | tuple[tuple[int, ...], torch.Size] | None = None
         self._value_radius = (-1, torch.zeros(0))
+        self._step: DecodingStep | None = None  # the last call of `decode`, if it can be repeated
+        self.asked: object = None  # what led to it, in the words of who asked; for adapters
         self._lock = _Lock()
 
     # ---- what it holds
@@ -200,11 +176,11 @@ class KeyValueCache:
         counts = self._counts_read
         if counts is None:
             raise RuntimeError("nothing was decoded from this cache yet; call fl.decode first")
+        if isinstance(counts, CacheRead):
+            return counts
         if isinstance(counts, tuple):
-            lengths = torch.tensor(counts[0]).view(-1, 1, 1).expand(counts[1])
-            nothing = torch.zeros_like(lengths)
-            counts = torch.stack([lengths, nothing, lengths, nothing, lengths], -1)
-        return counts if isinstance(counts, CacheRead) else _reading(self, counts)
+            counts = counts_of_all(*counts)
+        return read_counts(counts, self.kv_heads, (self.d, self.d_value), self.dtype)
 
     # ---- how it changes
 
@@ -214,6 +190,10 @@ class KeyValueCache:
         key: (batch, kv_head, token, d); value: (batch, kv_head, token, d_value).
         tokens: how many of them each sequence gets, the first ones; None: all.
         """
+        if tokens is None:
+            with self._lock:
+                if self._table.write_next(key, value, self.capacity):
+                    return
         self._check_new(key, value)
         with self._lock:
             if tokens is None:
@@ -313,7 +293,8 @@ class KeyValueCache:
     # ---- on disk
 
     def save(self, path: str | Path) -> None:
-        """Into a safetensors file: keys and values, with checksums. `load` makes the shadow again."""
+        """Into a safetensors file: keys and values, with checksums. `load` makes the shadow
+        again."""
         from fenchel._attention.cache_files import save
 
         save(self, path)
@@ -433,24 +414,6 @@ def refuse_gradient(tensor: Tensor, name: str) -> None:
             f"{name} requires a gradient, and none goes through a cache; decode under "
             "torch.no_grad(), or train with fl.attention"
         )
-
-
-def _reading(cache: KeyValueCache, counts: Tensor) -> CacheRead:
-    seen, bounded, whole, picked, support = counts.unbind(-1)
-    heads = (cache.kv_heads, seen.shape[1] // cache.kv_heads)
-
-    def once(count: Tensor) -> Tensor:
-        """For all rows that share a key head."""
-        largest: Tensor = count.unflatten(1, heads).amax((2, 3))
-        return largest.sum()
-
-    size, visible = cache.dtype.itemsize, once(seen)
-    values = torch.minimum(support.sum(), visible)
-    exact = (once(whole) + picked.sum()) * cache.d + values * cache.d_value
-    total = once(bounded) * (cache.d + 4) + exact * size
-    of_all = visible * (cache.d + cache.d_value) * size
-    scored = torch.minimum(whole + picked, seen)  # some are read again with their whole page
-    return CacheRead(seen, scored, support, int(total), int(of_all))
 
 
 def _check_pool(pool: PagePool, kv_heads: int, d: int, d_value: int, dtype: torch.dtype) -> None:

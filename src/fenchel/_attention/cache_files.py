@@ -70,7 +70,8 @@ def _described(metadata: dict[str, str], path: str | Path) -> Any:
 def _checksum(tensor: Tensor) -> int:
     """Of shape, dtype and bytes."""
     about = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
-    return zlib.crc32(tensor.flatten().view(torch.uint8).numpy(), zlib.crc32(about))
+    content: Any = tensor.flatten().view(torch.uint8).numpy()
+    return zlib.crc32(content, zlib.crc32(about))
 
 
 def _complaint(path: str | Path, problem: object) -> str:

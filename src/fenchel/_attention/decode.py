@@ -18,6 +18,7 @@ from fenchel._attention.front import attention, paths_of
 from fenchel._attention.plans import Described, describe_lengths, recall, remember
 from fenchel._attention.proof import DecodeProof
 from fenchel._attention.sparse import NATIVE_PATH, CallNumbers, arguments
+from fenchel._attention.step import DecodingStep
 from fenchel._kernels.attention_call import Saved, problem
 from fenchel._kernels.attention_plan import Extent, Lengths
 from fenchel._kernels.library import run, view
@@ -93,6 +94,12 @@ def decode(
         this (Euclidean distance, per query). `cache.read.error` is what it is at most.
     proof: return a `DecodeProof` in place of the output: what was skipped, and why that is right.
     """
+    plain = base is None and attn_mask is None and error is None and not proof
+    step = getattr(cache, "_step", None) if plain else None
+    if step is not None:
+        repeated: Tensor | None = step.repeat(query, cache, regularizer, scale, softcap)
+        if repeated is not None:
+            return repeated
     call = _Decoding(query, cache, resolve_regularizer(regularizer))
     if error is not None:
         return call.run_approximately(error, scale, base, attn_mask, softcap, proof)
@@ -108,6 +115,11 @@ def attend_cached(
     query: Tensor, cache: KeyValueCache, regularizer: Regularizer | Module, options: Options
 ) -> Tensor:
     """The same where the caller has placed the priors, as models do."""
+    step, plain = cache._step, options.base is None and options.attn_mask is None
+    if step is not None and plain and not options.is_causal:
+        output = step.repeat(query, cache, regularizer, options.scale, options.softcap)
+        if output is not None:
+            return output
     call = _Decoding(query, cache, resolve_regularizer(regularizer), causal=False)
     with cache._lock:
         return call.run(options, False)[0]
@@ -123,6 +135,7 @@ class _Decoding:
             raise TypeError(f"cache must be a KeyValueCache, got {type(cache).__name__}")
         _check_query(query, cache)
         refuse_gradient(query, "query")
+        query = query.resolve_neg()  # native code reads memory
         self.query = query.detach() if query.requires_grad else query
         self.cache, self.regularizer = cache, regularizer
         self.queries, self.keys = query.shape[2], len(cache)
@@ -218,8 +231,11 @@ class _Decoding:
         struct = _Struct(self, proof)
         output = query.new_empty((*query.shape[:3], cache.d_value))
         if plan is not None and described is not None:
-            operands = query, *cache.pool.operands
-            plan.attend_pages(self._extent(described), *operands, output, struct.address)
+            operands, extent = cache.pool.operands, self._extent(described)
+            plan.attend_pages(extent, query, *operands, output, struct.address)
+            if self.queries == 1 and options.base is None and options.attn_mask is None:
+                question = regularizer, options.scale, options.softcap
+                cache._step = DecodingStep(plan, extent, query, cache, question)
         else:
             assert call is not None
             self._run_arguments(call, output, struct)

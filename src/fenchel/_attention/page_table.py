@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.library import CacheProblem
-from fenchel._kernels.pages import PAGE, PagePool
+from fenchel._kernels.pages import PAGE, AppendStep, PagePool
 
 
 class PageTable:
@@ -25,6 +25,8 @@ class PageTable:
         self.lengths = [0] * sequences
         self._capacity = capacity
         self.changes = 0  # of tokens, for what is remembered about them
+        self._struct: tuple[Any, Tensor] | None = None
+        self._append: AppendStep | None = None  # the last token's, if it can be repeated
         with pool.lock:
             pool.tables.add(self)
             if capacity is not None and self.is_alone:
@@ -32,7 +34,8 @@ class PageTable:
         self.renew()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_struct": None}
+        views = {"_struct": None, "_append": None, "_count_words": None, "_is_stale": True}
+        return {**vars(self), **views}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -84,11 +87,35 @@ class PageTable:
             if last - first < len(self.lengths):
                 numbers, counts = numbers[first:last], counts[first:last]
             self.pool.write(key, value, numbers, counts, self.pages[first:last])
-        longer = [n + count if first <= b < last else n for b, n in enumerate(self.lengths)]
+            if count == 1 and counts is self.counts and self.pool.is_native(key, value):
+                self._append = AppendStep(self.pool, key, value, numbers, counts)
+            self._lengthen(
+                [n + count if first <= b < last else n for b, n in enumerate(self.lengths)]
+            )
+
+    def write_next(self, key: Tensor, value: Tensor, most: int | None) -> bool:
+        """One more token for each sequence, where no page has to be added or copied; False where
+        one has. most: tokens of a sequence."""
+        step, pool, lengths = self._append, self.pool, self.lengths
+        if step is None or not step.fits(key, value):
+            return False
+        with pool.lock:
+            if self._is_stale or step.shadow is not pool.shadow:
+                return False
+            for pages, length in zip(self.pages, lengths, strict=True):
+                if length % PAGE == 0 or length == most or pool.is_shared(pages[length // PAGE]):
+                    return False
+            step.run(key, value)
+            self._lengthen([length + 1 for length in lengths])
+        return True
+
+    def _lengthen(self, lengths: list[int]) -> None:
+        """After tokens were written."""
         self._is_stale = True
         self.changes += 1
-        self.lengths = longer
-        counts.add_(count)
+        self.lengths = lengths
+        for b, length in enumerate(lengths):
+            self._count_words[b] = length
         self._is_stale = False
 
     def crop(self, lengths: list[int]) -> None:
@@ -136,9 +163,10 @@ class PageTable:
         with torch.inference_mode(False):  # counts are added to, in or outside of it
             self.numbers = torch.tensor(rows, dtype=torch.int64)  # (sequence, chunk)
             self.counts = torch.tensor(self.lengths, dtype=torch.int64)
+        words: Any = self.counts.numpy()
+        self._count_words = memoryview(words)  # the same memory, sooner written
         self._step = self._step_between_sequences()
-        self._struct: tuple[Any, Tensor] | None = None
-        self._is_stale = False
+        self._struct, self._append, self._is_stale = None, None, False
 
     def _make_room(self, sequences: range, count: int) -> None:
         """Pages for so many new tokens, none of them shared."""

@@ -78,7 +78,7 @@ def describe_lengths(
         or type(softcap) not in _OPTIONAL
         or type(dropout_p) not in _NUMBERS
         or dropout_p != 0
-        or _is_watched()
+        or is_watched()
     ):
         return None
     if not (_is_constant(base) and _is_constant(attn_mask)):
@@ -104,7 +104,7 @@ def _is_plain(x: Tensor) -> bool:
     )
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Something wants to see or change torch's calls, or other kernels were asked for."""
     return (
         chosen_kernels() is not None

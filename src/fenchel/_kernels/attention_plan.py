@@ -16,7 +16,14 @@ from torch import Tensor
 from fenchel._kernels import attention_call
 from fenchel._kernels.attention import key_parts, sum_parts
 from fenchel._kernels.attention_call import Arguments, Saved, check_arguments, problem
-from fenchel._kernels.library import BLOCK, AttentionGradient, AttentionProblem, code, packed
+from fenchel._kernels.library import (
+    BLOCK,
+    AttentionGradient,
+    AttentionProblem,
+    addressed,
+    code,
+    packed,
+)
 from fenchel._kernels.operands import MOST_KEYS, check
 from fenchel._numerics import compute_dtype
 
@@ -129,6 +136,13 @@ class Plan:
         """Into `output`, from keys and values (page, head, token, component) of a cache, whose
         CacheProblem is at this address."""
         self._attend(self._pack(extent, query, key, value, self._view(output), _NOT_SAVED, cache))
+
+    def stand(
+        self, extent: Extent, query: Tensor, key: Tensor, value: Tensor, output: Tensor, cache: int
+    ) -> StandingCall:
+        """The same call, to be made again and again."""
+        words = self._pack(extent, query, key, value, self._view(output), _NOT_SAVED, cache)
+        return StandingCall(words, query.dtype)
 
     def attend_saving(
         self, extent: Extent, query: Tensor, key: Tensor, value: Tensor
@@ -249,6 +263,29 @@ class Plan:
         distance = offset + 16 * rows
         key = distance + 4 * self._distance_words * pool
         return offset, key + 4 * pool, capacity, key, distance
+
+
+_KEYS, _QUERY, _THREADS = (getattr(_STRUCT, name).offset for name in ("keys", "query", "threads"))
+_WORD, _VIEW = struct.Struct("q"), struct.Struct("6q")
+_THREADS_AND_OUTPUT = struct.Struct("q q")  # neighbours, by `_FILLED_IN`
+
+
+class StandingCall:
+    """One query from pages that stay where they are: what differs from the last call is written
+    into its struct."""
+
+    def __init__(self, packed_struct: bytes, dtype: torch.dtype) -> None:
+        self._code = code(dtype)
+        self._struct = ctypes.create_string_buffer(packed_struct, len(packed_struct))
+        self._attend = addressed("attention")
+        self._address = ctypes.addressof(self._struct)
+
+    def attend(self, keys: int, query: Tensor, output: Tensor) -> None:
+        struct = self._struct
+        _WORD.pack_into(struct, _KEYS, keys)
+        _VIEW.pack_into(struct, _QUERY, query.data_ptr(), self._code, *query.stride())
+        _THREADS_AND_OUTPUT.pack_into(struct, _THREADS, torch.get_num_threads(), output.data_ptr())
+        self._attend(self._address)
 
 
 def _output(query: Tensor, extent: Extent) -> Tensor:

@@ -98,10 +98,17 @@ class Library:
 
     def packed(self, name: str, operands: int) -> Callable[..., None]:
         """The same kernel for structs that were packed into bytes."""
-        kernel = self._native[f"fenchel_{name}"]  # with types of its own
-        kernel.argtypes, kernel.restype = [ctypes.c_char_p] * operands, ctypes.c_int
+        return self._typed(name, [ctypes.c_char_p] * operands)
 
-        def call(*structs: bytes) -> None:
+    def addressed(self, name: str) -> Callable[[int], None]:
+        """The same kernel for a struct at an address."""
+        return self._typed(name, [ctypes.c_void_p])
+
+    def _typed(self, name: str, arguments: list[Any]) -> Callable[..., None]:
+        kernel = self._native[f"fenchel_{name}"]  # with types of its own
+        kernel.argtypes, kernel.restype = arguments, ctypes.c_int
+
+        def call(*structs: Any) -> None:
             outcome = kernel(*structs)
             if outcome != _DONE:
                 raise _failure(outcome, name)
@@ -183,6 +190,11 @@ def run(name: str, *operands: Structure) -> None:
 def packed(name: str, operands: int) -> Callable[..., None]:
     """A kernel that has no other implementation, for structs that were packed into bytes."""
     return _needed(name).packed(name, operands)
+
+
+def addressed(name: str) -> Callable[[int], None]:
+    """A kernel that has no other implementation, for a struct at an address."""
+    return _needed(name).addressed(name)
 
 
 def _needed(name: str) -> Library:

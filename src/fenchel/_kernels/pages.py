@@ -6,6 +6,8 @@ page. The native code writes the shadow (`native/shadow.h`); without it there is
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import threading
 import weakref
 from itertools import chain
@@ -14,7 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._kernels.library import AppendProblem, BoundsProblem, View, loaded, run, view
+from fenchel._kernels.library import (
+    AppendProblem,
+    BoundsProblem,
+    View,
+    addressed,
+    code,
+    loaded,
+    run,
+    view,
+)
 from fenchel._kernels.route import against_library
 
 PAGE = 512  # tokens: kChunk of native/problem.h
@@ -154,7 +165,7 @@ class PagePool:
 
         pages: (batch, chunk), as table; sequence b has its tokens i in page table[b][i // PAGE].
         """
-        if self._is_native(key, value):
+        if self.is_native(key, value):
             run("append", self._problem(key, value, pages, lengths))
             return
         if self._has_shadow:  # bytes of another time would be read as bounds
@@ -167,7 +178,7 @@ class PagePool:
             self.key[:, page, row] = key[b].detach()
             self.value[:, page, row] = value[b].detach()
 
-    def _is_native(self, key: Tensor, value: Tensor) -> bool:
+    def is_native(self, key: Tensor, value: Tensor) -> bool:
         plain = type(key) is type(value) is Tensor and not key.is_neg() and not value.is_neg()
         has_code = self.shadow.shape[-1] > 0 or self.dtype is torch.float64
         return plain and has_code and key.is_cpu and against_library() is None
@@ -211,6 +222,44 @@ class PagePool:
             key, value = map(view, self.operands)
             self._views = (self.shadow, (key, value, _records(self.shadow)))
         return self._views[1]
+
+
+_KEY: int = AppendProblem.key.offset
+_TWO_VIEWS = struct.Struct("6q6q")  # of the new key and value, which stand side by side
+
+
+class AppendStep:
+    """One more token for each sequence, on pages that they have: the struct of such an append, with
+    another key and value."""
+
+    def __init__(self, pool: PagePool, key: Tensor, value: Tensor, *numbers: Tensor) -> None:
+        self._struct = pool._problem(key, value, *numbers)
+        self._numbers = numbers  # which the struct points to
+        self._append, self._address = addressed("append"), ctypes.addressof(self._struct)
+        self._shapes, self._dtype = (key.shape, value.shape), key.dtype
+        self._code = code(key.dtype)
+        self.shadow = pool.shadow
+
+    def fits(self, key: Tensor, value: Tensor) -> bool:
+        return (
+            type(key) is Tensor
+            and type(value) is Tensor
+            and key.dtype is value.dtype is self._dtype
+            and (key.shape, value.shape) == self._shapes
+            and key.is_cpu
+            and value.is_cpu
+            and not (key.requires_grad or value.requires_grad)
+            and not (key.is_neg() or value.is_neg())
+            and against_library() is None
+        )
+
+    def run(self, key: Tensor, value: Tensor) -> None:
+        views = (
+            *(key.data_ptr(), self._code, *key.stride()),
+            *(value.data_ptr(), self._code, *value.stride()),
+        )
+        _TWO_VIEWS.pack_into(self._struct, _KEY, *views)
+        self._append(self._address)
 
 
 def _records(storage: Tensor) -> Any:

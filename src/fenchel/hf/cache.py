@@ -101,11 +101,12 @@ class CachedLayer(DynamicLayer):  # type: ignore[misc]
         if self.cache is None:
             keys, values = super().update(key_states, value_states, *args, **kwargs)
             return keys, values
-        self.cache.append(key_states, value_states)
-        self.cache.compact()  # after a beam search has shared pages
-        keys, values = self.cache.key, self.cache.value
-        for tensor in (keys, values):
-            setattr(tensor, _ATTRIBUTE, (self.cache, len(self.cache), tensor._version))
+        cache = self.cache
+        cache.append(key_states, value_states)
+        cache.compact()  # after a beam search has shared pages
+        keys, values = cache.key, cache.value
+        changes = cache._table.changes, keys._version, values._version
+        setattr(keys, _ATTRIBUTE, (cache, values, changes))
         return keys, values
 
     def get_seq_length(self) -> int:
@@ -161,12 +162,12 @@ def _is_followed(*tensors: Tensor) -> bool:
 
 def cache_of(keys: Tensor, values: Tensor) -> KeyValueCache | None:
     """The cache that both were just read from, if nobody has changed them or it."""
-    cache: KeyValueCache | None = getattr(keys, _ATTRIBUTE, (None,))[0]
-    for tensor in (keys, values) if cache is not None else ():
-        other, length, version = getattr(tensor, _ATTRIBUTE, (None, 0, 0))
-        if other is not cache or length != len(cache) or version != tensor._version:  # type: ignore[arg-type]
-            return None
-    return cache
+    origin: tuple[KeyValueCache, Tensor, Any] | None = getattr(keys, _ATTRIBUTE, None)
+    if origin is None or origin[1] is not values:
+        return None
+    cache = origin[0]
+    changes = cache._table.changes, keys._version, values._version
+    return cache if changes == origin[2] else None
 
 
 def use_cache(model: Any, options: dict[str, Any]) -> None:

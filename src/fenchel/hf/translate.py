@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fenchel._attention.cache import KeyValueCache
 from fenchel._attention.call import Options
-from fenchel._attention.decode import SHORT, attend_cached
+from fenchel._attention.decode import attend_cached
 from fenchel._attention.dense import FEW
 from fenchel._attention.front import attention, attention_with_weights
 from fenchel.hf import trial
@@ -26,7 +27,6 @@ from fenchel.priors.contract import Prior
 from fenchel.priors.kinds import Causal, Sink
 from fenchel.regularizers.budget import Budget
 from fenchel.regularizers.contract import Regularizer
-from fenchel.regularizers.shannon import Shannon
 
 # Arguments that change attention and that `fenchel.attention` cannot express.
 _REFUSED = {
@@ -53,6 +53,21 @@ _PASSENGERS = frozenset(
         "seq_idx",
         "use_cache",
         "value",
+    }
+)
+
+
+# Those of ours that do change it.
+_MATTERS = frozenset(
+    {
+        "block_indices",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "indices",
+        "position_bias",
+        "s_aux",
+        "sliding_window",
+        "softcap",
     }
 )
 
@@ -92,6 +107,29 @@ class TranslatedAttention:
         attention_mask: Tensor | None,
         scaling: float | Tensor | None = None,
         dropout: float = 0.0,
+        **said: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        cache = cache_of(key, value) if query.shape[2] == 1 else None
+        if cache is None or attention_mask is not None or dropout != 0 or _wants_weights(said):
+            return self._attend(module, query, key, value, attention_mask, scaling, dropout, **said)
+        question = _Question(self.regularizer, module, scaling, _names(said))
+        output = question.repeat(query, cache)
+        if output is not None:
+            return output.transpose(1, 2), None
+        answer = self._attend(module, query, key, value, None, scaling, dropout, **said)
+        if question.is_plain:
+            cache.asked = question
+        return answer
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | Tensor | None,
+        dropout: float,
         is_causal: bool | None = None,
         position_bias: Tensor | None = None,
         sliding_window: int | None = None,
@@ -132,6 +170,34 @@ class TranslatedAttention:
         return call.attend(regularizer, dropout).transpose(1, 2).contiguous(), None
 
 
+def _names(said: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name, value in said.items() if value is not None)
+
+
+class _Question(NamedTuple):
+    """What a layer asks of its cache for each token, beside the query."""
+
+    regularizer: Regularizer | nn.Module
+    module: nn.Module
+    scaling: float | Tensor | None
+    said: tuple[str, ...]  # arguments of its call that are not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing in it changes attention: of one query the causal flag says nothing."""
+        return not isinstance(self.scaling, Tensor) and not _MATTERS.intersection(self.said)
+
+    def repeat(self, query: Tensor, cache: KeyValueCache) -> Tensor | None:
+        """The answer, where it was the last question, too."""
+        last, scaling = cache.asked, self.scaling
+        if not isinstance(last, _Question) or cache._step is None or isinstance(scaling, Tensor):
+            return None
+        same = last.regularizer is self.regularizer and last.module is self.module
+        if not same or last.scaling != scaling or last.said != self.said:
+            return None
+        return cache._step.repeat(query, cache, self.regularizer, scaling, None)
+
+
 class _Call(NamedTuple):
     """One attention: operands (batch, head, token, d), and what is said about them."""
 
@@ -151,9 +217,7 @@ class _Call(NamedTuple):
         cache = cache_of(self.key, self.value)
         trains = self.query.requires_grad and torch.is_grad_enabled()
         if cache is not None and dropout == 0 and not trains and self.query.shape[2] <= FEW:
-            if len(cache) > SHORT and not isinstance(regularizer, Shannon):
-                return attend_cached(self.query, cache, regularizer, options)
-            cache.note_whole(self.query.shape[:3])  # by the kernels that decode would ask
+            return attend_cached(self.query, cache, regularizer, options)
         return attention(self.query, self.key, self.value, regularizer, **options._asdict())
 
     def attend_densely(

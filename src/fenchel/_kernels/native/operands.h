@@ -139,10 +139,16 @@ struct Rows {
     const T* row(std::int64_t i) const { return data + (i - origin) * ld; }
 
     bool finite(std::int64_t first, std::int64_t stop, std::int64_t columns) const {
-        Vec<T> zero{};  // x * 0 is NaN for what is not finite; rows are whole vectors
-        for (std::int64_t i = first; i < stop; ++i)
-            for (std::int64_t j = 0; j < columns; j += Lanes<T>::W) zero += load<T>(data + i * ld + j) * T(0);
-        return sum<T>(zero) == 0;
+        constexpr int W = Lanes<T>::W;
+        Vec<T> zero[4] = {};  // x * 0 is NaN for what is not finite; rows are whole vectors, and several sums need not wait
+        for (std::int64_t i = first; i < stop; ++i) {
+            const T* from = data + i * ld;
+            std::int64_t j = 0;
+            for (; j + 4 * W <= columns; j += 4 * W)
+                for (int k = 0; k < 4; ++k) zero[k] += load<T>(from + j + k * W) * T(0);
+            for (; j < columns; j += W) zero[0] += load<T>(from + j) * T(0);
+        }
+        return sum<T>((zero[0] + zero[1]) + (zero[2] + zero[3])) == 0;
     }
     // Numbers that are not finite become 0: for products with weights that are 0 there.
     void clean(std::int64_t n, std::int64_t columns) {

@@ -205,9 +205,21 @@ struct ShortRows {
     // u[j][i * parts + part] = score of key part * kShort + j of row i below its largest
     void lay_out(std::int64_t i, const T* x, std::int64_t n, std::int64_t parts, T* u) {
         const T hidden = -std::numeric_limits<T>::infinity(), most = std::numeric_limits<T>::max();
+        Vec<T> largest = fill<T>(hidden);
+        Mask<T> above{};
+        std::int64_t whole = 0;
+        for (; whole + W <= n; whole += W) {
+            const Vec<T> s = load<T>(x + whole);
+            largest = s > largest ? s : largest;
+            above |= ~(s <= fill<T>(most));
+        }
         T best = hidden;
         bool bad = false;
-        for (std::int64_t j = 0; j < n; ++j) {
+        for (int k = 0; k < W; ++k) {
+            best = largest[k] > best ? largest[k] : best;
+            bad |= above[k] != 0;
+        }
+        for (std::int64_t j = whole; j < n; ++j) {
             best = x[j] > best ? x[j] : best;
             bad |= !(x[j] <= most);
         }

@@ -269,7 +269,8 @@ def _attend(
     if causal:
         past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         visible = past.tril()[None, None]
-    arguments = (query, key, value, attention_mask, scaling, dropout, is_causal, position_bias)
+    arguments = (query, key, value, attention_mask, scaling, dropout)
+    others |= {"is_causal": is_causal, "position_bias": position_bias}
     watch = _WATCHED.get(module)
     if watch is None:
         return TranslatedAttention(Shannon())(module, *arguments, **others)
