@@ -12,8 +12,10 @@ from fenchel._attention.call import AttentionCall, Options, prepare
 from fenchel._attention.sparse import (
     CallNumbers,
     against_whole,
+    against_whole_on_gpu,
     arguments,
     attend_by_sequence,
+    for_gpu,
     run_kernels,
 )
 from fenchel._kernels.attention_call import Arguments
@@ -136,6 +138,11 @@ def _check_prior(term: object, name: str) -> None:
         )
 
 
+def on_host(*starts: Tensor) -> bool:
+    """Whether they can be read without waiting for a device."""
+    return readable(*starts) and all(x.device.type == "cpu" for x in starts)
+
+
 def _starts(starts: Tensor, tokens: Tensor, name: str) -> Tensor:
     check_tensor(starts, name)
     if starts.ndim != 1 or starts.dtype not in _WHOLE or starts.shape[0] == 0:
@@ -143,7 +150,7 @@ def _starts(starts: Tensor, tokens: Tensor, name: str) -> Tensor:
             f"{name} must be whole numbers (sequences + 1,), got {starts.dtype} of shape "
             f"{tuple(starts.shape)}"
         )
-    if readable(starts):  # otherwise the operator sees to it
+    if on_host(starts):  # while tracing the operator sees to it; a device reads what is there
         first, last, count = int(starts[0]), int(starts[-1]), tokens.shape[0]
         if (first, last) != (0, count):
             raise ValueError(
@@ -168,9 +175,11 @@ def _attend(call: AttentionCall, regularizer: Regularizer, starts: tuple[Tensor,
             (*call.query.shape[:3], call.value.shape[3])
         )
     tsallis = _as_tsallis(regularizer)
-    if tsallis is not None and _against(numbers, tsallis) is None:
-        x = numbers.pack(arguments(numbers, tsallis))
-        return run_kernels(x).to(call.query.dtype)
+    if tsallis is not None:
+        on_gpu = against_whole_on_gpu(numbers, tsallis) is None
+        if on_gpu or _against(numbers, tsallis) is None:
+            x = numbers.pack(arguments(numbers, tsallis))
+            return run_kernels(for_gpu(x, tsallis) if on_gpu else x).to(call.query.dtype)
     if not readable(*starts):
         raise NotImplementedError(
             "packed sequences are traced where the native kernels compute them (Shannon, Tsallis, "
@@ -199,7 +208,7 @@ class _PackedNumbers(CallNumbers):
     def __init__(self, call: AttentionCall, starts: tuple[Tensor, Tensor]) -> None:
         self.starts = starts
         self.lengths = starts[0].diff(), starts[1].diff()
-        if readable(*starts):
+        if on_host(*starts):
             longest = [int(x.max()) if len(x) else 0 for x in self.lengths]
         else:  # all tokens may be of one sequence
             longest = list(call.scores_shape[2:])

@@ -1,4 +1,4 @@
-"""Tsallis attention on the support alone: the native kernels, when they run, their derivative."""
+"""Tsallis attention on the support alone: the kernels, when they run, their derivative."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fenchel._kernels.attention_call import FAR, Arguments
 from fenchel._kernels.route import (
     Path,
     Reason,
+    against_gpu_attention,
     against_masses,
     against_sparse_attention,
     against_structured_masses,
@@ -25,6 +26,7 @@ from fenchel.regularizers.contract import Regularizer, per_row
 from fenchel.regularizers.tsallis import Tsallis
 
 NATIVE_PATH = "native kernels"
+GPU_PATH = "GPU kernels (proved in the interpreter, compiled ahead of time, never run on a device)"
 
 
 def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
@@ -33,9 +35,9 @@ def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
     numbers = CallNumbers(rounded)
     return [
         Path(
-            "AdaSplash on CUDA (never run on a device)",
-            lambda: _against_cuda(call, regularizer),
-            lambda: _attend_on_cuda(call, regularizer),
+            GPU_PATH,
+            lambda: against_whole_on_gpu(numbers, regularizer),
+            lambda: attend_structured(numbers, regularizer, gpu=True),
         ),
         Path(
             NATIVE_PATH,
@@ -51,21 +53,13 @@ def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:
     ]
 
 
-def _against_cuda(call: AttentionCall, regularizer: Tsallis) -> Reason:
-    from fenchel._attention.cuda import against_adasplash
-
-    return against_adasplash(call, regularizer)
-
-
-def _attend_on_cuda(call: AttentionCall, regularizer: Tsallis) -> Tensor:
-    from fenchel._attention.cuda import adasplash_attention
-
-    return adasplash_attention(call, regularizer)
-
-
 def _against(call: AttentionCall) -> Reason:
-    base = unexpand(call.base) if isinstance(call.base, Tensor) else None
-    return against_sparse_attention(call.query, call.key, call.value, base)
+    return against_sparse_attention(call.query, call.key, call.value, _small_base(call))
+
+
+def _small_base(call: AttentionCall) -> Tensor | None:
+    """Without the copies of broadcasting."""
+    return unexpand(call.base) if isinstance(call.base, Tensor) else None
 
 
 class CallNumbers:
@@ -104,9 +98,22 @@ class CallNumbers:
 
 def against_whole(numbers: CallNumbers, regularizer: Tsallis) -> Reason:
     """All queries in one call of the kernels. For softmax a base is a bias, of any size."""
-    call, temperature = numbers.call, regularizer.temperature
+    call = numbers.call
     if isinstance(call.bias, Tensor) and call.bias.requires_grad:
         return "a bias that trains gets its gradient tile by tile"
+    return _against_numbers(numbers, regularizer)
+
+
+def against_whole_on_gpu(numbers: CallNumbers, regularizer: Tsallis) -> Reason:
+    """The same for the GPU's kernels, which have no other way."""
+    call = numbers.call
+    operands = (call.query, call.key, call.value)
+    reason = against_gpu_attention(*operands, _small_base(call), regularizer.alpha)
+    return reason or _against_numbers(numbers, regularizer)
+
+
+def _against_numbers(numbers: CallNumbers, regularizer: Tsallis) -> Reason:
+    call, temperature = numbers.call, regularizer.temperature
     if not numbers.complete:
         return "a prior that no numbers describe is made tile by tile, so that it is never stored"
     if isinstance(temperature, Tensor):
@@ -144,9 +151,17 @@ def is_softmax(regularizer: Tsallis) -> bool:
     return not isinstance(regularizer.alpha, Tensor) and regularizer.alpha == 1
 
 
-def attend_structured(numbers: CallNumbers, regularizer: Tsallis) -> Tensor:
+def attend_structured(numbers: CallNumbers, regularizer: Tsallis, gpu: bool = False) -> Tensor:
     """All queries in one call of the kernels."""
-    return run_kernels(arguments(numbers, regularizer)).to(numbers.call.query.dtype)
+    x = arguments(numbers, regularizer)
+    x = for_gpu(x, regularizer) if gpu else x
+    return run_kernels(x).to(numbers.call.query.dtype)
+
+
+def for_gpu(x: Arguments, regularizer: Tsallis) -> Arguments:
+    """The same call for the GPU's kernels, which have closed forms for some alphas."""
+    alpha = regularizer.alpha
+    return x._replace(gpu=True, uniform_eps=-1.0 if isinstance(alpha, Tensor) else alpha - 1.0)
 
 
 def arguments(numbers: CallNumbers, regularizer: Tsallis) -> Arguments:
@@ -316,7 +331,8 @@ def _eps(call: AttentionCall, regularizer: Tsallis) -> Tensor:
     alpha = regularizer.alpha
     if isinstance(alpha, Tensor):
         return _rows(alpha.double() - 1, call, "alpha")
-    return torch.tensor(alpha - 1.0, dtype=torch.float64).expand(call.scores_shape[:3])
+    eps = torch.full((), alpha - 1.0, dtype=torch.float64, device=call.query.device)
+    return eps.expand(call.scores_shape[:3])
 
 
 # ---- the derivative in operations that can be differentiated again

@@ -1,8 +1,10 @@
-"""Fused attention with Tsallis weights: the native operators and what torch needs to know of them.
+"""Fused attention with Tsallis weights: the operators and what torch needs to know of them.
 
-The forward operator returns the output and what the backward one needs: the offset of each row, how
-many keys carry weight, and, in a pool of fixed size for each block of rows, which keys and how far
-from the offset. A block that overflows its pool is computed again from the offsets.
+They run in native code, or where the call says so (`Arguments.gpu`) in Triton (`gpu/launch.py`).
+
+The native forward operator returns the output and what the backward one needs: the offset of each
+row, how many keys carry weight, and, in a pool of fixed size for each block of rows, which keys and
+how far from the offset. A block that overflows its pool is computed again from the offsets.
 
 The derivative calls the backward operator; one that is to be differentiated again is handed in by
 `register_derivative`, from the room that has the same attention in torch's operations.
@@ -56,7 +58,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     x = Arguments(*both)
     check_arguments(x)
     if x.gpu:
-        return load("launch:forward")(x, save)
+        results: tuple[Tensor, ...] = load("launch:forward")(x, save)
+        return results
     outputs = forward_outputs(x, save)
     p, _kept = problem(x, Saved(*outputs[1:]))
     p.output = view(outputs[0])
@@ -113,7 +116,9 @@ def _backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     check_arguments(x)
     check_saved(x, gradient, saved)
     if x.gpu:
-        return load("launch:backward")(gradient, x, saved, output_mask)
+        gradients: tuple[Tensor, ...]
+        gradients = load("launch:backward")(gradient, x, saved, output_mask)
+        return gradients
     saved = Saved(*(tensor.contiguous() for tensor in saved))
     if len(output_mask) != len(TRAINED):
         raise ValueError(
@@ -189,6 +194,9 @@ tsallis_attention_backward = register_native(
     _LIBRARY, "tsallis_attention_backward", _backward, _backward_shapes
 )
 
+
+_LIBRARY.impl("tsallis_attention", _forward, "CUDA")
+_LIBRARY.impl("tsallis_attention_backward", _backward, "CUDA")
 
 # ---- the derivative
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._kernels.gpu.shapes import kept
+from fenchel._kernels.gpu.device import load
 from fenchel._kernels.library import BLOCK, AttentionProblem, view
 from fenchel._kernels.operands import DOUBLE, REAL, Axis, check, check_keys
 from fenchel._numerics import compute_dtype
@@ -119,7 +119,7 @@ def forward_outputs(x: Arguments, save: bool) -> tuple[Tensor, ...]:
     batch, heads, queries, _ = x.query.shape
     # Flat, because an axis of blocks may have length one, for which compilers make code of its own.
     pool = blocks(x) * BLOCK * torch.sym_min(ROOM, x.longest_key + 1) if not x.gpu else 0
-    sizes = (kept(x) if x.gpu else (pool, pool)) if save else (0, 0)
+    sizes = (load("shapes:kept")(x) if x.gpu else (pool, pool)) if save else (0, 0)
     shape = (batch, heads, queries, x.value.shape[3])
     if x.query_start is None:
         output = x.query.new_empty(shape)
@@ -175,8 +175,11 @@ def check_arguments(x: Arguments) -> None:
     if x.sink is None and x.sink_log_mass is not None:
         raise ValueError("sink_log_mass needs a sink")
     check_keys(keys)
-    if not x.gpu:  # which reads no more than there is, and looks at no value on the host
-        _check_sequences(x)
+    if x.gpu:  # which reads no more than there is, and looks at no value on the host
+        return
+    if x.query.device.type != "cpu":
+        raise ValueError(f"native code reads the CPU, the query is on {x.query.device}; set gpu")
+    _check_sequences(x)
 
 
 def _check_sequences(x: Arguments) -> None:
@@ -208,7 +211,7 @@ def check_saved(x: Arguments, gradient: Tensor, saved: Saved) -> None:
     check(gradient, "gradient", (*rows, x.value.shape[3]), REAL)
     check(saved.offset, "offset", (*rows, 2), DOUBLE)
     check(saved.support_size, "support_size", rows, (torch.int32,))
-    tiles, entries = kept(x) if x.gpu else (_ENTRY, saved.saved_key.shape[0])
+    tiles, entries = load("shapes:kept")(x) if x.gpu else (_ENTRY, saved.saved_key.shape[0])
     check(saved.saved_key, "saved_key", (tiles,), (torch.int32,))
     dtypes = (compute_dtype(x.query.dtype),)
     check(saved.saved_distance, "saved_distance", (entries,), dtypes)

@@ -166,19 +166,53 @@ def against_sparse_attention(
     query: Tensor, key: Tensor, value: Tensor, base: Tensor | None
 ) -> Reason:
     """The fused kernels of Tsallis attention. base: without the copies of broadcasting."""
+    reason = _against_operands(query, key, value) or _against_base(query, base)
+    return reason or against_native(query)
+
+
+_WIDEST_HEAD = 256  # components that the GPU's kernels hold of a token
+
+
+def against_gpu_attention(
+    query: Tensor, key: Tensor, value: Tensor, base: Tensor | None, alpha: float | Tensor
+) -> Reason:
+    """The same on a GPU, in Triton."""
+    reason = device.against_gpu(query) or _against_operands(query, key, value)
+    if reason is not None:
+        return reason
+    if query.dtype == torch.float64:
+        return "GPU kernels compute in float32, the operands are float64"
+    widest = max(query.shape[-1], value.shape[-1])
+    if widest > _WIDEST_HEAD:
+        return f"GPU kernels take {_WIDEST_HEAD} components of a head at most, got {widest}"
+    if isinstance(alpha, Tensor):
+        if has(alpha > 2):
+            return "GPU kernels take alpha from 1 to 2, some of these are larger"
+    elif not 1 < alpha <= 2:
+        return f"GPU kernels take alpha above 1 and at most 2, got {alpha:g}"
+    return _against_base(query, base)
+
+
+def _against_operands(query: Tensor, key: Tensor, value: Tensor) -> Reason:
     if 0 in (*query.shape, *key.shape, *value.shape):
         return "there is nothing to compute: an axis has length 0"
-    if base is not None and base.dtype != torch.bool:
-        if base.requires_grad:
-            return "the derivative in a base that trains is taken in torch's operations"
-        if not readable(base):
-            return "the masses of the base cannot be read here (compile, vmap or meta tensors)"
-        if has(~(base >= 0)):
-            return "the base holds masses that are negative or NaN"
-        dtype = compute_dtype(query.dtype)
-        if base.dtype == torch.float64 != dtype:
-            return f"the base holds masses that {dtype} does not"
-    return against_native(query)
+    return None
+
+
+def _against_base(query: Tensor, base: Tensor | None) -> Reason:
+    """base: without the copies of broadcasting."""
+    if base is None or base.dtype == torch.bool:
+        return None
+    if base.requires_grad:
+        return "the derivative in a base that trains is taken in torch's operations"
+    if not readable(base):
+        return "the masses of the base cannot be read here (compile, vmap or meta tensors)"
+    if has(~(base >= 0)):
+        return "the base holds masses that are negative or NaN"
+    dtype = compute_dtype(query.dtype)
+    if base.dtype == torch.float64 != dtype:
+        return f"the base holds masses that {dtype} does not"
+    return None
 
 
 def against_masses(log_mass: Tensor, alpha: float | Tensor, some_hidden: bool = False) -> Reason:

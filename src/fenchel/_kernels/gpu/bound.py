@@ -87,7 +87,8 @@ def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.con
 
 
 @triton.jit
-def listing(x, ROWS, TOPS, LIST, COUNT, TILES, start, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+def listing(x, ROWS, TOPS, LIST, COUNT, TILES, start, BM: tl.constexpr,
+            BN: tl.constexpr):  # fmt: skip
     """Blocks of keys in which some row has a score above its bound: LIST (units, blocks) in order,
     COUNT (units), and as bits TILES (all units, words) if there. Of a unit with a row that has no
     answer all blocks that it sees: every key there meets that row."""
@@ -102,7 +103,7 @@ def listing(x, ROWS, TOPS, LIST, COUNT, TILES, start, BM: tl.constexpr, BN: tl.c
     blocks = tl.cdiv(x.keys, BN)
     words = tl.cdiv(blocks, 32)
     found = 0
-    for word in range(0, words):
+    for word in range(words):
         block = word * 32 + lane
         inside = (block >= begin) & (block < end)
         at = (place.to(tl.int64) * blocks + block[:, None]) * BM + row[None, :]
@@ -125,7 +126,7 @@ def unfold(x, TILES, LIST, COUNT, start, BN: tl.constexpr):
     blocks = tl.cdiv(x.keys, BN)
     words = tl.cdiv(blocks, 32)
     found = 0
-    for word in range(0, words):
+    for word in range(words):
         bits = tl.load(TILES + (start + place).to(tl.int64) * words + word)
         on = (bits >> lane) & 1
         to = LIST + place.to(tl.int64) * blocks + found + tl.cumsum(on, 0) - on

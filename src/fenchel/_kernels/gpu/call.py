@@ -91,7 +91,10 @@ def family(x: Arguments) -> int:
 
 
 def read_call(x: Arguments, kind: int) -> Call:
-    """kind: the family to compute with. The kernels' view of a call; small tensors are made anew, no value is looked at."""
+    """The kernels' view of a call; small tensors are made anew, no value is looked at.
+
+    kind: the family to compute with.
+    """
     _, heads, queries, _ = x.query.shape
     kv_heads, keys = x.key.shape[1:3]
     tables = {
@@ -106,7 +109,7 @@ def read_call(x: Arguments, kind: int) -> Call:
         value=operand(x.value),
         eps=None if kind != GENERAL else x.eps.to(torch.float32).contiguous(),
         limits=_limits(x),
-        mask=_dense(x.mask),
+        mask=None if x.mask is None else _dense(x.mask.view(torch.uint8)),
         bias=_dense(x.bias),
         mass=None if x.mass_is_log else _dense(x.mass),
         log_mass=_dense(x.mass) if x.mass_is_log else None,

@@ -67,7 +67,9 @@ def weigh(d, eps, FAMILY: tl.constexpr):
 @triton.jit
 def reach(eps, FAMILY: tl.constexpr):
     """From the offset down to the score that gets nothing."""
-    if FAMILY == SQUARE or FAMILY == RAMP:
+    if FAMILY == SQUARE:
+        return tl.zeros_like(eps)
+    elif FAMILY == RAMP:
         return tl.zeros_like(eps)
     else:
         gentle = tl.where(eps > 0, 1.0 / tl.where(eps > 0, eps, 1.0), INF)

@@ -126,7 +126,7 @@ def rows(x, KEY, DISTANCE, MASS, NUMBER, CROWDED, SAVED, DELTA, GRADIENT, OUT, s
     values = head_base(x.value, bh, x.heads, x.repeats)
     d, e = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     dq, of_eps = tl.zeros((R, WIDTH), tl.float32), tl.zeros((R,), tl.float32)
-    for c in range(0, tl.max(number)):
+    for c in range(tl.max(number)):
         entry = at * CAPACITY + c
         distance, m = load_list(x, DISTANCE, MASS, entry, c < number)
         distance -= rest
@@ -181,7 +181,7 @@ def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
     values = head_base(x.value, bh, x.heads, x.repeats)
     dq, of_eps = tl.zeros((BM, WIDTH), tl.float32), tl.zeros((BM,), tl.float32)
     blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
-    for c in range(0, tl.load(COUNT + place)):
+    for c in range(tl.load(COUNT + place)):
         j = tl.load(blocks + c) * BN + tl.arange(0, BN)
         k = load_tokens(keys, x.key.strides[2], j, x.keys, D, WIDTH)
         v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
@@ -289,8 +289,8 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
 
 @triton.jit
 def diagonals(x, SCORES, SUM, origin, begin, end, head, POSITIONS, BP: tl.constexpr):
-    """Sums along relative positions of a chunk's rows begin .. end - 1 (rows of all heads, of which
-    SCORES holds those from `origin` on): SUM (heads, positions), heads of all batches from `head` on."""
+    """Sums along relative positions of a chunk's rows begin .. end - 1, counted over all heads;
+    SCORES holds those from `origin` on. SUM (heads, positions), heads of all batches from `head`."""
     place, bh = tl.program_id(0) * BP + tl.arange(0, BP), head + tl.program_id(1)
     limits = x.limits.data
     b, h = bh // x.heads, bh % x.heads

@@ -10,7 +10,7 @@ from torch import Tensor
 from fenchel._kernels.attention_call import TRAINED, Arguments, Saved, forward_outputs
 from fenchel._kernels.gpu import bound, gradient, lists, tiles
 from fenchel._kernels.gpu.call import GENERAL, Operand, family, operand, read_call
-from fenchel._kernels.gpu.shapes import Chunk, Shapes, precision, shapes
+from fenchel._kernels.gpu.shapes import Chunk, precision, shapes
 
 
 class Kept(NamedTuple):
@@ -154,9 +154,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """The operator `fenchel::tsallis_attention_backward`."""
     wanted = dict(zip(TRAINED, output_mask, strict=True))
-    kept = Kept(
-        saved.offset.contiguous(), saved.support_size, saved.saved_distance.contiguous()
-    )
+    kept = Kept(saved.offset.contiguous(), saved.support_size, saved.saved_distance.contiguous())
     kind = GENERAL if wanted["eps"] else family(x)
     return _Backward(x, kept, saved.saved_key.contiguous(), kind, wanted).run(gradient_of_output)
 
@@ -218,7 +216,7 @@ class _Backward:
         self.sum_diagonals(chunk, "relative_log_mass", outputs.mass, outputs.first)
 
     def row_outputs(self, chunk: Chunk) -> RowOutputs:
-        """A bias of all pairs holds what they get, and what is summed along positions is scratch."""
+        """The derivative of a bias has all pairs; what is summed along positions is scratch."""
         first = 0 if self.wanted["bias"] or self.wanted["mass"] else chunk.first_row
         rows, keys = chunk.last_row - first, self.x.key.shape[2]
 

@@ -35,7 +35,7 @@ def pack(x, ROWS, LIST, COUNT, KEY, DISTANCE, MASS, NUMBER, CROWDED, start,
     keys = head_base(x.key, bh, x.heads, x.repeats)
     list_of_row = (place.to(tl.int64) * BM + row[:, None]) * CAPACITY
     number = tl.zeros((BM,), tl.int32)
-    for c in range(0, tl.load(COUNT + place)):
+    for c in range(tl.load(COUNT + place)):
         block = tl.load(LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN) + c)
         j = block * BN + tl.arange(0, BN)
         s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
@@ -124,7 +124,7 @@ def attend(x, ROWS, KEY, DISTANCE, MASS, NUMBER, CROWDED, OUTPUT, SAVED, start,
     u = tl.zeros((R, VALUE_WIDTH), tl.float32)
     values = head_base(x.value, bh, x.heads, x.repeats)
     column = tl.arange(0, VALUE_WIDTH)
-    for c in range(0, tl.max(number)):
+    for c in range(tl.max(number)):
         entry = at * CAPACITY + c
         d, m = load_list(x, DISTANCE, MASS, entry, c < number)
         p, w = weigh(d - rest, eps, FAMILY)

@@ -24,9 +24,7 @@ def unit_rows(x, unit, BM: tl.constexpr):
 def head_base(operand, bh, heads, repeats):
     """Where the head's tokens begin."""
     b, h = bh // heads, bh % heads // repeats
-    return (
-        operand.data + b.to(tl.int64) * operand.strides[0] + h.to(tl.int64) * operand.strides[1]
-    )
+    return operand.data + b.to(tl.int64) * operand.strides[0] + h.to(tl.int64) * operand.strides[1]
 
 
 @triton.jit

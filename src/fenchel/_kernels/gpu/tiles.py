@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fenchel._kernels.gpu.family import INF, moves_on, step, weigh
+from fenchel._kernels.gpu.family import moves_on, step, weigh
 from fenchel._kernels.gpu.lists import keep, put
 from fenchel._kernels.gpu.scores import (
     expect,
@@ -44,7 +44,7 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
     while (k < STEPS) & (going > 0):
         p, w = weigh(of_sink - rest, eps, FAMILY)
         total, slope = p * sink_mass, w * sink_mass
-        for c in range(0, count):
+        for c in range(count):
             j = tl.load(blocks + c) * BN + tl.arange(0, BN)
             s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
             p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
@@ -59,7 +59,7 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
     p, w = weigh(of_sink - rest, eps, FAMILY)
     size, slope = (p > 0).to(tl.int32), w * sink_mass
     values = head_base(x.value, bh, x.heads, x.repeats)
-    for c in range(0, count):
+    for c in range(count):
         j = tl.load(blocks + c) * BN + tl.arange(0, BN)
         s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
         p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
