@@ -23,6 +23,43 @@ MARGIN = tl.constexpr(4e-6)  # of rounding, relative to the distances
 
 
 @triton.jit
+def keep_better(x, score, alone, mass, s, m, eps, FAMILY: tl.constexpr):
+    """Of each lane the key that has the highest offset alone: its score, that offset, its mass."""
+    if x.has_mass is not None:
+        offset = s - room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
+        better = offset > alone
+        alone = tl.where(better, offset, alone)
+        return tl.where(better, s, score), alone, tl.where(better, m, mass)
+    else:
+        return tl.maximum(score, s), alone, mass
+
+
+@triton.jit
+def lower_bound(score, mass, sink, sink_mass, eps, STEPS: tl.constexpr, FAMILY: tl.constexpr):
+    """From some keys (rows, lanes) and the sink: a centre, a lower bound of the offset from there,
+    and of the score that a key needs; and whether there is any of them."""
+    top = tl.maximum(tl.max(score, 1), sink)
+    centre = tl.where(top > -INF, top, 0.0)
+    d = score - centre[:, None]
+    of_sink = sink - centre
+    rooms = room(mass, eps[:, None], FAMILY)
+    rest = tl.max(d - rooms, 1)
+    rest = tl.maximum(rest, of_sink - room(sink_mass + tl.zeros_like(eps), eps, FAMILY))
+    seen = rest > -INF
+    rest = tl.where(seen, rest, 0.0)
+    for _ in range(STEPS):
+        p, w = weigh(d - rest[:, None], eps[:, None], FAMILY)
+        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+        total = tl.sum(p * mass, 1) + sink_p * sink_mass
+        slope = tl.sum(w * mass, 1) + sink_w * sink_mass
+        rest += tl.maximum(step(total, slope, eps, FAMILY), 0.0)
+    rest -= MARGIN * (1.0 + tl.abs(rest) + tl.abs(centre))
+    low = rest - reach(eps, FAMILY)
+    low -= MARGIN * tl.abs(low)
+    return centre, rest, low, seen
+
+
+@triton.jit
 def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr,
           BN: tl.constexpr, STEPS: tl.constexpr, FAMILY: tl.constexpr,
           PRECISION: tl.constexpr):  # fmt: skip
@@ -51,32 +88,9 @@ def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.con
         strange = tl.where(answered, strange, 1)
         s = tl.where(answered, s, -INF)
         tl.store(tops + block * BM, tl.max(s, 1))
-        if x.has_mass is not None:
-            offset = s - room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
-            better = offset > alone
-            alone = tl.where(better, offset, alone)
-            score, mass = tl.where(better, s, score), tl.where(better, m, mass)
-        else:
-            score = tl.maximum(score, s)
+        score, alone, mass = keep_better(x, score, alone, mass, s, m, eps, FAMILY)
     sink, sink_mass = sink_of(x, bh)
-    top = tl.maximum(tl.max(score, 1), sink)
-    centre = tl.where(top > -INF, top, 0.0)
-    d = score - centre[:, None]
-    of_sink = sink - centre
-    rooms = room(mass, eps[:, None], FAMILY)
-    rest = tl.max(d - rooms, 1)
-    rest = tl.maximum(rest, of_sink - room(sink_mass + tl.zeros_like(eps), eps, FAMILY))
-    seen = rest > -INF
-    rest = tl.where(seen, rest, 0.0)
-    for _ in range(STEPS):
-        p, w = weigh(d - rest[:, None], eps[:, None], FAMILY)
-        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
-        total = tl.sum(p * mass, 1) + sink_p * sink_mass
-        slope = tl.sum(w * mass, 1) + sink_w * sink_mass
-        rest += tl.maximum(step(total, slope, eps, FAMILY), 0.0)
-    rest -= MARGIN * (1.0 + tl.abs(rest) + tl.abs(centre))
-    low = rest - reach(eps, FAMILY)
-    low -= MARGIN * tl.abs(low)
+    centre, rest, low, seen = lower_bound(score, mass, sink, sink_mass, eps, STEPS, FAMILY)
     broken = tl.max(strange, 1) + tl.where(sink < INF, 0, 1) > 0
     rest = tl.where(seen, rest, INF)
     rest = tl.where(broken, float("nan"), rest)
