@@ -13,7 +13,7 @@ from fenchel._kernels.gpu.scores import (
     key_blocks,
     load_eps,
     load_limits,
-    load_tokens,
+    load_query,
     sink_of,
     tile,
     unit_rows,
@@ -69,29 +69,28 @@ def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.con
     ROWS (units, 3, BM), TOPS (units, blocks, BM)
     """
     place = tl.program_id(0)
-    bh, i = unit_rows(x, start + place, BM)
+    bh, start_row, i = unit_rows(x, start + place, BM)
     first, last = load_limits(x, bh, i)
     eps = load_eps(x, bh, i, FAMILY)
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    q = load_query(x, bh, start_row, BM, D, WIDTH)
     keys = head_base(x.key, bh, x.heads, x.repeats)
     row = tl.arange(0, BM)
     tops = TOPS + place.to(tl.int64) * tl.cdiv(x.keys, BN) * BM + row
     score = tl.full((BM, BN), -INF, tl.float32)  # of the best key of each lane
     alone = tl.full((BM, BN), -INF, tl.float32)  # the offset that it would have alone
     mass = tl.full((BM, BN), 1.0, tl.float32)
-    strange = tl.zeros((BM, BN), tl.int32)
+    broken = tl.zeros((BM,), tl.int32)
     begin, end = key_blocks(x, first, last, BN)
     for block in range(begin, end):
-        j = block * BN + tl.arange(0, BN)
-        s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
-        answered = s < INF
-        strange = tl.where(answered, strange, 1)
-        s = tl.where(answered, s, -INF)
-        tl.store(tops + block * BM, tl.max(s, 1))
+        s, m = tile(x, q, keys, bh, i, block * BN, first, last, BN, D, WIDTH, PRECISION)
+        top = tl.max(tl.where(s < INF, s, INF), 1)  # NaN among them
+        broken = tl.where(top < INF, broken, 1)
+        tl.store(tops + block * BM, top)
+        s = tl.where(s < INF, s, -INF)
         score, alone, mass = keep_better(x, score, alone, mass, s, m, eps, FAMILY)
     sink, sink_mass = sink_of(x, bh)
     centre, rest, low, seen = lower_bound(score, mass, sink, sink_mass, eps, STEPS, FAMILY)
-    broken = tl.max(strange, 1) + tl.where(sink < INF, 0, 1) > 0
+    broken = broken + tl.where(sink < INF, 0, 1) > 0
     rest = tl.where(seen, rest, INF)
     rest = tl.where(broken, float("nan"), rest)
     rows = ROWS + place.to(tl.int64) * 3 * BM + row
@@ -107,7 +106,7 @@ def listing(x, ROWS, TOPS, LIST, COUNT, TILES, start, BM: tl.constexpr,
     COUNT (units), and as bits TILES (all units, words) if there. Of a unit with a row that has no
     answer all blocks that it sees: every key there meets that row."""
     place = tl.program_id(0)
-    bh, i = unit_rows(x, start + place, BM)
+    bh, _, i = unit_rows(x, start + place, BM)
     first, last = load_limits(x, bh, i)
     begin, end = key_blocks(x, first, last, BN)
     row, lane = tl.arange(0, BM), tl.arange(0, 32)
@@ -154,7 +153,7 @@ def thresholds(x, OFFSET, ROWS, start, BM: tl.constexpr, FAMILY: tl.constexpr):
     """ROWS as `bound` leaves them, from the offsets that the forward pass found: a key above its
     row's threshold carries weight."""
     place = tl.program_id(0)
-    bh, i = unit_rows(x, start + place, BM)
+    bh, _, i = unit_rows(x, start + place, BM)
     there = i < x.queries
     offset = OFFSET + 2 * (bh.to(tl.int64) * x.queries + i)
     centre = tl.load(offset, mask=there, other=0.0).to(tl.float32)

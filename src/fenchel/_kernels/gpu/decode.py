@@ -22,10 +22,10 @@ from fenchel._kernels.gpu.paging import run_base, token_bases
 from fenchel._kernels.gpu.scores import (
     expect,
     finish,
-    head_base,
     key_blocks,
     load_eps,
     load_limits,
+    load_query,
     load_tokens,
     masses,
     products,
@@ -60,11 +60,12 @@ def sinks_of(x, bh, i):
 def exact_block(x, q, base, bh, i, split, block, first, last, D: tl.constexpr,
                 WIDTH: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
     """(keys, scores, masses) of a block; a key without mass is hidden."""
-    j = block * BN + tl.arange(0, BN)
-    k = load_tokens(base, x.key.strides[2], j - split * SPLIT, x.keys - split * SPLIT, D, WIDTH)
-    s = finish(x, products(x, q, k, "ieee"), bh, i, j, first, last)
+    rest = x.keys - split * SPLIT
+    k = load_tokens(base, x.key.strides[2], block * BN - split * SPLIT, rest, BN, D, WIDTH)
+    j = (block * BN + tl.arange(0, BN))[None, :]
+    s = finish(x, products(x, q, k, "ieee"), bh, i[:, None], j, first[:, None], last[:, None])
     if x.has_mass is not None:
-        m = masses(x, bh, i, j)
+        m = masses(x, bh, i[:, None], j)
         return j, tl.where(m > 0, s, -INF), m
     else:
         return j, s, 1.0
@@ -84,10 +85,10 @@ def scan(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr
          BN: tl.constexpr, SPLIT: tl.constexpr, FAMILY: tl.constexpr):  # fmt: skip
     """Scores of a split, as `upper`, and the best key of each lane."""
     unit, split = tl.program_id(0), tl.program_id(1)
-    bh, i = unit_rows(x, unit, BM)
+    bh, start, i = unit_rows(x, unit, BM)
     first, last = load_limits(x, bh, i)
     eps = load_eps(x, bh, i, FAMILY)
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    q = load_query(x, bh, start, BM, D, WIDTH)
     rows = unit.to(tl.int64) * BM + tl.arange(0, BM)
     upper = found.upper + rows[:, None] * tl.num_programs(1) * SPLIT
     score = tl.full((BM, BN), -INF, tl.float32)
@@ -100,7 +101,7 @@ def scan(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr
             j, s, m = exact_block(
                 x, q, base, bh, i, split, block, first, last, D, WIDTH, BN, SPLIT
             )
-            tl.store(upper + j[None, :], s, mask=(i < x.queries)[:, None])
+            tl.store(upper + j, s, mask=(i < x.queries)[:, None])
             s = tl.where(s < INF, s, -INF)
             score, alone, mass = keep_better(x, score, alone, mass, s, m, eps, FAMILY)
     put_lanes(x, found, rows, split, score, mass, BN)
@@ -150,7 +151,7 @@ def collect(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.conste
     """Keys of a split that may lie above the threshold. Where a list overflows and `upper` is not
     exact, the scores of all keys of the split are computed."""
     unit, split = tl.program_id(0), tl.program_id(1)
-    bh, i = unit_rows(x, unit, BM)
+    bh, start, i = unit_rows(x, unit, BM)
     there = i < x.queries
     first, last = load_limits(x, bh, i)
     rows = unit.to(tl.int64) * BM + tl.arange(0, BM)
@@ -176,16 +177,14 @@ def collect(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.conste
     if not EXACT:
         crowded = number > CAPACITY
         if tl.max(crowded.to(tl.int32)) > 0:
-            q = load_tokens(
-                head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH
-            )
+            q = load_query(x, bh, start, BM, D, WIDTH)
             base = run_base(x.key, pages, bh, x.heads, split * SPLIT)
             whole = found.whole + rows[:, None] * splits * SPLIT
             for block in range(begin, end):
                 j, s, m = exact_block(
                     x, q, base, bh, i, split, block, first, last, D, WIDTH, BN, SPLIT
                 )
-                tl.store(whole + j[None, :], s, mask=crowded[:, None])
+                tl.store(whole + j, s, mask=crowded[:, None])
 
 
 @triton.jit
@@ -210,16 +209,15 @@ def rescore(x, pages, found, splits, D: tl.constexpr, WIDTH: tl.constexpr, BM: t
     if tl.max(there.to(tl.int32)) == 0:
         return
     first, last = load_limits(x, bh, i)
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    q = load_query(x, bh, tl.min(i), 1, D, WIDTH)
     d = tl.arange(0, WIDTH)
     to = token_bases(x.key, pages, bh, x.heads, key, there)[:, None] + d[None, :]
     k = tl.load(to, mask=there[:, None] & (d < D)[None, :], other=0.0)
-    product = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :] * x.scale
+    product = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * x.scale
     s = finish(x, product, bh, i, key, first, last)
     if x.has_mass is not None:
         s = tl.where(masses(x, bh, i, key) > 0, s, -INF)
-    entries = found.score + place * splits * CAPACITY + at
-    tl.store(entries[None, :], s, mask=there[None, :])
+    tl.store(found.score + place * splits * CAPACITY + at, s, mask=there)
 
 
 @triton.jit
@@ -240,10 +238,10 @@ def load_part(x, found, bh, i, place, part, first, last, splits, SPLIT: tl.const
         number = tl.load(found.number + place * splits + split, mask=split < splits, other=0)
         there = (number > CAPACITY) & (at >= first) & (at < last)
         s = tl.load(found.whole + place * splits * SPLIT + at, mask=there, other=-INF)
-    m = tl.full((1, EB), 1.0, tl.float32)
+    m = tl.full((EB,), 1.0, tl.float32)
     if x.has_mass is not None:
         m = masses(x, bh, i, key)
-    return of_list, at, there, s[None, :], m
+    return of_list, at, there, s[None, :], m[None, :]
 
 
 @triton.jit
@@ -331,7 +329,7 @@ def gather(x, pages, found, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr, BM: tl.
     """The share of a split in the output: `share` (rows, splits, VALUE_WIDTH) where `support`
     (rows, splits), the keys that carry weight, is not zero."""
     unit, split = tl.program_id(0), tl.program_id(1)
-    bh, i = unit_rows(x, unit, BM)
+    bh, start, i = unit_rows(x, unit, BM)
     first, last = load_limits(x, bh, i)
     splits = tl.num_programs(1)
     rows = unit.to(tl.int64) * BM + tl.arange(0, BM)
@@ -360,10 +358,8 @@ def gather(x, pages, found, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr, BM: tl.
                 seen = (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
                 seen = seen & (number > CAPACITY)[:, None]
                 w = tl.load(weights + j[None, :], mask=seen, other=0.0)
-                rest = x.keys - split * SPLIT
-                v = load_tokens(
-                    base, x.value.strides[2], j - split * SPLIT, rest, DV, VALUE_WIDTH
-                )
+                start, stop = (block * BN - split * SPLIT), x.keys - split * SPLIT
+                v = load_tokens(base, x.value.strides[2], start, stop, BN, DV, VALUE_WIDTH)
                 o += expect(w, v, w > 0, "ieee")
                 size += tl.sum((w > 0).to(tl.int32), 1)
     tl.store(found.support + place, size)

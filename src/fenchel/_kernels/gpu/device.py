@@ -107,3 +107,8 @@ def load(place: str) -> Callable[..., Any]:
     module, _, function = place.partition(":")
     kernel: Callable[..., Any] = getattr(import_module(f"fenchel._kernels.gpu.{module}"), function)
     return kernel
+
+
+def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Every launch goes through here."""
+    kernel[grid](*arguments, **constants)

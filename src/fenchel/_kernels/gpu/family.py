@@ -8,9 +8,11 @@ nu y^(1/eps), where y = eps d; or y = 1 + eps d for gentle rows, eps <= 1/4. Off
 import triton
 import triton.language as tl
 
+from fenchel._kernels.gpu.call import GENERAL as _GENERAL
 from fenchel._kernels.gpu.call import RAMP as _RAMP
 from fenchel._kernels.gpu.call import SQUARE as _SQUARE
 
+GENERAL = tl.constexpr(_GENERAL)
 SQUARE = tl.constexpr(_SQUARE)
 RAMP = tl.constexpr(_RAMP)
 INF = tl.constexpr(float("inf"))
@@ -67,9 +69,7 @@ def weigh(d, eps, FAMILY: tl.constexpr):
 @triton.jit
 def reach(eps, FAMILY: tl.constexpr):
     """From the offset down to the score that gets nothing."""
-    if FAMILY == SQUARE:
-        return tl.zeros_like(eps)
-    elif FAMILY == RAMP:
+    if FAMILY != GENERAL:
         return tl.zeros_like(eps)
     else:
         gentle = tl.where(eps > 0, 1.0 / tl.where(eps > 0, eps, 1.0), INF)

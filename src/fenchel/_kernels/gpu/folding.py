@@ -32,7 +32,7 @@ def against_folding(x: Arguments, save: bool) -> Reason:
 
 def against_split(x: Arguments, save: bool, settings: Configuration) -> Reason:
     """The same for keys that stand in one tensor, where few keys are read by one program anyway."""
-    if x.key.shape[2] <= settings.split:
+    if x.key.shape[2] <= settings.run:
         return f"{x.key.shape[2]} keys are few for several programs"
     return against_folding(x, save)
 

@@ -9,16 +9,19 @@ the derivative in a log mass is p (g - delta), in eps sum p (d log p / d eps) (g
 import triton
 import triton.language as tl
 
-from fenchel._kernels.gpu.family import INF, log_slope, weigh
+from fenchel._kernels.gpu.family import GENERAL, INF, log_slope, weigh
 from fenchel._kernels.gpu.lists import load_list
 from fenchel._kernels.gpu.scores import (
     cap_slope,
+    cleaned,
     expect,
     finish,
     first_keys,
     head_base,
     load_eps,
+    load_head,
     load_limits,
+    load_query,
     load_tokens,
     masses,
     products,
@@ -39,39 +42,37 @@ def offsets(x, SAVED, bh, i):
 
 
 @triton.jit
-def tile_slopes(x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last,
-                FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Of a tile: p, dx, the derivative in a log mass and in eps of each pair, and dx as the product
-    sees it. A row without an answer makes NaN of all that it sees."""
-    product = products(x, q, k, PRECISION)
+def tile_slopes(x, product, gain, delta, centre, rest, eps, bh, i, j, first, last,
+                FAMILY: tl.constexpr):  # fmt: skip
+    """Of a tile: p, dx, the derivative in a log mass and in eps of each pair, dx as the product
+    sees it, and which pairs count. A row without an answer makes NaN of all that it sees."""
     score = finish(x, product, bh, i, j, first, last)
-    broken = (rest != rest)[:, None]
-    d = score - centre[:, None] - tl.where(broken, 0.0, rest[:, None])
-    p, w = weigh(d, eps[:, None], FAMILY)
+    broken = rest != rest
+    d = score - centre - tl.where(broken, 0.0, rest)
+    p, w = weigh(d, eps, FAMILY)
     on = p > 0
     if x.has_mass is not None:
         m = masses(x, bh, i, j)
         p, w = p * m, w * m
         on = on & (m > 0)
-    gain = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     if x.dropout is not None:
         kept = tile_survival(x, bh, i, j)
         gain = tl.where(kept > 0, gain * kept, 0.0)
-    excess = tl.where(on, gain - delta[:, None], 0.0)
-    of_score, of_mass = tl.where(on, w * excess, 0.0), tl.where(on, p * excess, 0.0)
+    excess = gain - delta
+    of_mass = tl.where(on, p * excess, 0.0)
     of_eps = of_mass
-    if FAMILY == 0:
-        of_eps = of_mass * tl.where(on, log_slope(tl.where(on, d, 0.0), eps[:, None]), 0.0)
+    if FAMILY == GENERAL:
+        of_eps = of_mass * tl.where(on, log_slope(tl.where(on, d, 0.0), eps), 0.0)
     if x.dropout is not None:
         p = p * kept
-    spoilt = broken & (score > -INF) | broken & (score != score)
-    nan = float("nan")
-    p = tl.where(spoilt, nan, tl.where(on, p, 0.0))
-    of_score, of_mass = tl.where(spoilt, nan, of_score), tl.where(spoilt, nan, of_mass)
+    spoil = tl.where(broken, float("nan"), 0.0)
+    on = on | (broken & ((score > -INF) | (score != score)))
+    p = tl.where(on, p + spoil, 0.0)
+    of_score = tl.where(on, w * excess + spoil, 0.0)
     of_product = of_score
     if x.softcap is not None:
-        of_product = tl.where(on | spoilt, of_score * cap_slope(x, product), 0.0)
-    return p, of_score, of_mass, of_eps, of_product, on | spoilt
+        of_product = tl.where(on, of_score * cap_slope(x, product), 0.0)
+    return p, of_score, of_mass + tl.where(on, spoil, 0.0), of_eps, of_product, on
 
 
 @triton.jit
@@ -108,19 +109,17 @@ def rows(x, KEY, DISTANCE, MASS, NUMBER, CROWDED, SAVED, DELTA, GRADIENT, OUT, s
     place, part = tl.program_id(0), tl.program_id(1)
     if tl.load(CROWDED + place) != 0:
         return
-    bh, _ = unit_rows(x, start + place, BM)
+    bh, start_row, _ = unit_rows(x, start + place, BM)
     row = part * R + tl.arange(0, R)
-    i = (start + place) % tl.cdiv(x.queries, BM) * BM + row
+    i = start_row + row
     eps = load_eps(x, bh, i, FAMILY)
     at = place.to(tl.int64) * BM + row
     number = tl.load(NUMBER + at)
     centre, rest = offsets(x, SAVED, bh, i)
     number_of_row = bh.to(tl.int64) * x.queries + i
     delta = tl.load(DELTA + number_of_row, mask=i < x.queries, other=0.0)
-    do = load_tokens(
-        head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV, VALUE_WIDTH
-    ).to(tl.float32)
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    do = load_head(x, GRADIENT, bh, start_row + part * R, R, DV, VALUE_WIDTH).to(tl.float32)
+    q = load_query(x, bh, start_row + part * R, R, D, WIDTH)
     q = q.to(tl.float32)
     keys = head_base(x.key, bh, x.heads, x.repeats)
     values = head_base(x.value, bh, x.heads, x.repeats)
@@ -161,33 +160,36 @@ def rows(x, KEY, DISTANCE, MASS, NUMBER, CROWDED, SAVED, DELTA, GRADIENT, OUT, s
 @triton.jit
 def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
               D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr, FAMILY: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, FAMILY: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
-    """The same of a unit whose lists overflow, from its tiles."""
+    """The same of a unit whose lists overflow, from its tiles in SPLIT pieces each."""
     place = tl.program_id(0)
     if tl.load(CROWDED + place) == 0:
         return
-    bh, i = unit_rows(x, start + place, BM)
+    bh, start_row, i = unit_rows(x, start + place, BM)
     first, last = load_limits(x, bh, i)
     eps = load_eps(x, bh, i, FAMILY)
     centre, rest = offsets(x, SAVED, bh, i)
     number_of_row = bh.to(tl.int64) * x.queries + i
     delta = tl.load(DELTA + number_of_row, mask=i < x.queries, other=0.0)
-    do = load_tokens(
-        head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV, VALUE_WIDTH
-    )
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    do = load_head(x, GRADIENT, bh, start_row, BM, DV, VALUE_WIDTH)
+    q = load_query(x, bh, start_row, BM, D, WIDTH)
     keys = head_base(x.key, bh, x.heads, x.repeats)
     values = head_base(x.value, bh, x.heads, x.repeats)
     dq, of_eps = tl.zeros((BM, WIDTH), tl.float32), tl.zeros((BM,), tl.float32)
     blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
-    for c in range(tl.load(COUNT + place)):
-        j = tl.load(blocks + c) * BN + tl.arange(0, BN)
-        k = load_tokens(keys, x.key.strides[2], j, x.keys, D, WIDTH)
-        v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
+    PIECE: tl.constexpr = BN // SPLIT
+    for c in range(tl.load(COUNT + place) * SPLIT):
+        first_key = tl.load(blocks + c // SPLIT) * BN + c % SPLIT * PIECE
+        j = first_key + tl.arange(0, PIECE)
+        k = load_tokens(keys, x.key.strides[2], first_key, x.keys, PIECE, D, WIDTH)
+        v = load_tokens(values, x.value.strides[2], first_key, x.keys, PIECE, DV, VALUE_WIDTH)
+        product = products(x, q, k, PRECISION)
+        gain = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         _, of_score, of_mass, eps_part, of_product, on = tile_slopes(
-            x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last, FAMILY, PRECISION
-        )
+            x, product, gain, delta[:, None], centre[:, None], rest[:, None], eps[:, None], bh,
+            i[:, None], j[None, :], first[:, None], last[:, None], FAMILY,
+        )  # fmt: skip
         to = (number_of_row - OUT.first)[:, None] * x.keys + j[None, :]
         there = (i < x.queries)[:, None] & (j < x.keys)[None, :] & on
         if OUT.score is not None:
@@ -196,7 +198,7 @@ def row_tiles(x, LIST, COUNT, CROWDED, SAVED, DELTA, GRADIENT, OUT, start,
             tl.store(OUT.mass + to, of_mass, mask=there)
         if OUT.eps is not None:
             of_eps += tl.sum(eps_part, 1)
-        dq += expect(of_product, k, on, PRECISION)
+        dq = expect(of_product, cleaned(k)[0], dq, PRECISION)
     put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D, WIDTH, FAMILY)
 
 
@@ -230,10 +232,11 @@ def column_listing(x, TILES, LIST, COUNT, start, stop, head, room, BM: tl.conste
 @triton.jit
 def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, room,
             D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-            BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
             FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """A share of the derivatives of a block of keys and values: over all query heads that read
-    them and every PARTS-th part of the row blocks listed there.
+    them and every PARTS-th part of the row blocks listed there, each in SPLIT pieces. Its tiles
+    stand on their side, (keys, rows), so that keys and values stay where they are.
 
     OUT.key (PARTS, groups, keys, D), OUT.value likewise; OUT.of_key, OUT.of_key_mass (PARTS, heads,
     keys). `heads` of the chunk begin at `head`, key heads of it at `group`.
@@ -244,8 +247,8 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
     begin = (group + kv) * x.repeats
     keys = head_base(x.key, begin, x.heads, x.repeats)
     values = head_base(x.value, begin, x.heads, x.repeats)
-    k = load_tokens(keys, x.key.strides[2], j, x.keys, D, WIDTH)
-    v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
+    k = load_tokens(keys, x.key.strides[2], block * BN, x.keys, BN, D, WIDTH)
+    v = load_tokens(values, x.value.strides[2], block * BN, x.keys, BN, DV, VALUE_WIDTH)
     dk = tl.zeros((BN, WIDTH), tl.float32)
     dv = tl.zeros((BN, VALUE_WIDTH), tl.float32)
     last_head = tl.minimum(x.repeats, head + heads - begin)
@@ -254,27 +257,30 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
         place = (bh - head).to(tl.int64) * tl.cdiv(x.keys, BN) + block
         count = tl.load(COUNT + place)
         of_key, of_mass = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
-        for c in range(count * part // PARTS, count * (part + 1) // PARTS):
-            i = tl.load(LIST + place * room + c) * BM + tl.arange(0, BM)
+        for c in range(count * part // PARTS * SPLIT, count * (part + 1) // PARTS * SPLIT):
+            start = tl.load(LIST + place * room + c // SPLIT) * BM + c % SPLIT * (BM // SPLIT)
+            i = start + tl.arange(0, BM // SPLIT)
             first, last = load_limits(x, bh, i)
             eps = load_eps(x, bh, i, FAMILY)
             centre, rest = offsets(x, SAVED, bh, i)
             row = bh.to(tl.int64) * x.queries + i
             delta = tl.load(DELTA + row, mask=i < x.queries, other=0.0)
-            do = load_tokens(
-                head_base(GRADIENT, bh, x.heads, 1), GRADIENT.strides[2], i, x.queries, DV,
-                VALUE_WIDTH
-            )  # fmt: skip
-            q = load_tokens(
-                head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH
-            )
+            do = load_head(x, GRADIENT, bh, start, BM // SPLIT, DV, VALUE_WIDTH)
+            q = load_query(x, bh, start, BM // SPLIT, D, WIDTH)
+            product = products(x, k, q, PRECISION)
+            gain = tl.dot(v, tl.trans(do), input_precision=PRECISION)
             p, dx, dm, _, of_product, on = tile_slopes(
-                x, q, k, v, do, delta, centre, rest, eps, bh, i, j, first, last, FAMILY, PRECISION
-            )
-            dv += expect(tl.trans(p), do, tl.trans(on), PRECISION)
-            dk += expect(tl.trans(of_product), q, tl.trans(on), PRECISION)
-            of_key += tl.sum(dx, 0)
-            of_mass += tl.sum(dm, 0)
+                x, product, gain, delta[None, :], centre[None, :], rest[None, :], eps[None, :], bh,
+                i[None, :], j[:, None], first[None, :], last[None, :], FAMILY,
+            )  # fmt: skip
+            do, spoil = cleaned(do)
+            p = tl.where(on, p + spoil[None, :], 0.0)
+            dv = expect(p, do, dv, PRECISION)
+            dk = expect(of_product, cleaned(q)[0], dk, PRECISION)
+            if OUT.of_key is not None:
+                of_key += tl.sum(dx, 1)
+            if OUT.of_key_mass is not None:
+                of_mass += tl.sum(dm, 1)
         to = (part * heads + bh - head).to(tl.int64) * x.keys + j
         if OUT.of_key is not None:
             tl.store(OUT.of_key + to, of_key, mask=j < x.keys)
@@ -290,7 +296,8 @@ def columns(x, LIST, COUNT, SAVED, DELTA, GRADIENT, OUT, heads, head, group, roo
 @triton.jit
 def diagonals(x, SCORES, SUM, origin, begin, end, head, POSITIONS, BP: tl.constexpr):
     """Sums along relative positions of a chunk's rows begin .. end - 1, counted over all heads;
-    SCORES holds those from `origin` on. SUM (heads, positions), heads of all batches from `head`."""
+    SCORES holds those from `origin` on. SUM (heads, positions), heads of all batches, from `head`
+    on."""
     place, bh = tl.program_id(0) * BP + tl.arange(0, BP), head + tl.program_id(1)
     limits = x.limits.data
     b, h = bh // x.heads, bh % x.heads

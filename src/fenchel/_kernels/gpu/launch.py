@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.attention_call import TRAINED, Arguments, Saved, forward_outputs
-from fenchel._kernels.gpu import bound, gradient, lists, tiles
+from fenchel._kernels.gpu import bound, gradient, lists, split, tiles
 from fenchel._kernels.gpu.call import GENERAL, Operand, family, operand, read_call
+from fenchel._kernels.gpu.device import run
+from fenchel._kernels.gpu.folding import against_split
 from fenchel._kernels.gpu.shapes import Chunk, precision, shapes
 
 
@@ -42,14 +44,12 @@ class ColumnOutputs(NamedTuple):
     of_key_mass: Tensor | None
 
 
-def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Every launch goes through here."""
-    kernel[grid](*arguments, **constants)
-
-
 def forward(x: Arguments, save: bool) -> tuple[Tensor, ...]:
     """The operator `fenchel::tsallis_attention`."""
     outputs = forward_outputs(x, save)
+    if against_split(x, save, shapes(x).settings) is None:
+        split.forward(x, outputs[0])
+        return outputs
     output, offset, support_size, tile_bits, mean = outputs
     kept = Kept(offset, support_size, mean) if save else None
     work = _Work(x, family(x))
@@ -68,6 +68,7 @@ class _Work:
         sizes = self.sizes
         size = sizes.settings
         self.options = {"num_warps": size.warps, "num_stages": size.stages}
+        self.heavy = {"num_warps": size.heavy, "num_stages": size.stages}
         self.rows = {"BM": size.rows}
         self.keys = {"BN": size.keys}
         self.query = {"D": x.query.shape[3], "WIDTH": sizes.width}
@@ -113,7 +114,7 @@ class _Work:
         run(
             lists.pack, (chunk.stop - chunk.start,), self.call, self.bounds, self.active,
             self.count, self.key, self.distance, self.mass, self.number, self.crowded,
-            chunk.start, CAPACITY=self.sizes.settings.capacity, **constants, **self.options,
+            chunk.start, CAPACITY=self.sizes.settings.capacity, **constants, **self.heavy,
         )  # fmt: skip
 
     @property
@@ -130,8 +131,8 @@ class _Work:
         )  # fmt: skip
         run(
             tiles.attend_tiles, (units,), self.call, self.bounds, self.active, self.count,
-            self.crowded, output, kept, chunk.start, STEPS=size.steps[2], **self.query,
-            **self.keys, **self.precision, **constants, **self.options,
+            self.crowded, output, kept, chunk.start, STEPS=size.steps[2], SPLIT=size.split[0],
+            **self.query, **self.keys, **self.precision, **constants, **self.heavy,
         )  # fmt: skip
 
     def recall(self, chunk: Chunk, tile_bits: Tensor, offset: Tensor) -> None:
@@ -209,8 +210,8 @@ class _Backward:
         )  # fmt: skip
         run(
             gradient.row_tiles, (units,), call, work.active, work.count, work.crowded, self.kept,
-            delta, incoming, outputs, chunk.start, **constants, **work.keys, **work.precision,
-            **work.options,
+            delta, incoming, outputs, chunk.start, SPLIT=size.split[0], **constants, **work.keys,
+            **work.precision, **work.heavy,
         )  # fmt: skip
         self.sum_diagonals(chunk, "relative", outputs.score, outputs.first)
         self.sum_diagonals(chunk, "relative_log_mass", outputs.mass, outputs.first)
@@ -269,8 +270,8 @@ class _Backward:
         run(
             gradient.columns, (sizes.key_blocks, parts, chunk.groups), work.call, listed, count,
             self.kept, delta, incoming, shares, chunk.heads, chunk.head, chunk.group, room,
-            PARTS=parts, **work.query, **work.value, **work.rows, **work.keys, **work.kind,
-            **work.precision, **work.options,
+            PARTS=parts, SPLIT=sizes.settings.split[1], **work.query, **work.value, **work.rows,
+            **work.keys, **work.kind, **work.precision, **work.heavy,
         )  # fmt: skip
         groups = slice(chunk.group, chunk.group + chunk.groups)
         heads = slice(chunk.head, chunk.head + chunk.heads)

@@ -9,7 +9,7 @@ from fenchel._kernels.gpu.scores import (
     head_base,
     load_eps,
     load_limits,
-    load_tokens,
+    load_query,
     row_words,
     sink_of,
     survival,
@@ -26,27 +26,31 @@ def pack(x, ROWS, LIST, COUNT, KEY, DISTANCE, MASS, NUMBER, CROWDED, start,
     (units, BM, CAPACITY) in the order of keys, NUMBER (units, BM) of them. CROWDED (units): one
     where a list overflows or a row has no answer, and the tiles are to be used."""
     place = tl.program_id(0)
-    bh, i = unit_rows(x, start + place, BM)
+    bh, start_row, i = unit_rows(x, start + place, BM)
     first, last = load_limits(x, bh, i)
     row = tl.arange(0, BM)
     rows = ROWS + place.to(tl.int64) * 3 * BM + row
     centre, rest, low = tl.load(rows), tl.load(rows + BM), tl.load(rows + 2 * BM)
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    q = load_query(x, bh, start_row, BM, D, WIDTH)
     keys = head_base(x.key, bh, x.heads, x.repeats)
-    list_of_row = (place.to(tl.int64) * BM + row[:, None]) * CAPACITY
-    number = tl.zeros((BM,), tl.int32)
+    room = place.to(tl.int64) * BM * CAPACITY
+    KEY, DISTANCE = KEY + room, DISTANCE + room
+    if x.has_mass is not None:
+        MASS += room
+    number, lane = tl.zeros((BM,), tl.int32), tl.arange(0, BN)
     for c in range(tl.load(COUNT + place)):
         block = tl.load(LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN) + c)
-        j = block * BN + tl.arange(0, BN)
-        s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
+        j = block * BN
+        s, m = tile(x, q, keys, bh, i, j, first, last, BN, D, WIDTH, PRECISION)
         d = s - centre[:, None]
         on = (d > low[:, None]).to(tl.int32)
         slot = number[:, None] + tl.cumsum(on, 1) - on
         fits = (on > 0) & (slot < CAPACITY)
-        tl.store(KEY + list_of_row + slot, j[None, :] + tl.zeros_like(slot), mask=fits)
-        tl.store(DISTANCE + list_of_row + slot, d, mask=fits)
+        slot += row[:, None] * CAPACITY
+        tl.store(KEY + slot, (j + lane)[None, :] + tl.zeros_like(slot), mask=fits)
+        tl.store(DISTANCE + slot, d, mask=fits)
         if x.has_mass is not None:
-            tl.store(MASS + list_of_row + slot, m, mask=fits)
+            tl.store(MASS + slot, m, mask=fits)
         number += tl.sum(on, 1)
     tl.store(NUMBER + place.to(tl.int64) * BM + row, number)
     crowded = tl.max(((number > CAPACITY) | (rest != rest)).to(tl.int32))
@@ -93,10 +97,9 @@ def attend(x, ROWS, KEY, DISTANCE, MASS, NUMBER, CROWDED, OUTPUT, SAVED, start,
     place, part = tl.program_id(0), tl.program_id(1)
     if tl.load(CROWDED + place) != 0:
         return
-    bh, _ = unit_rows(x, start + place, BM)
-    blocks = tl.cdiv(x.queries, BM)
+    bh, start_row, _ = unit_rows(x, start + place, BM)
     row = part * R + tl.arange(0, R)
-    i = (start + place) % blocks * BM + row
+    i = start_row + row
     eps = load_eps(x, bh, i, FAMILY)
     at = place.to(tl.int64) * BM + row
     number = tl.load(NUMBER + at)
@@ -126,20 +129,20 @@ def attend(x, ROWS, KEY, DISTANCE, MASS, NUMBER, CROWDED, OUTPUT, SAVED, start,
     column = tl.arange(0, VALUE_WIDTH)
     for c in range(tl.max(number)):
         entry = at * CAPACITY + c
-        d, m = load_list(x, DISTANCE, MASS, entry, c < number)
-        p, w = weigh(d - rest, eps, FAMILY)
+        far, nu = load_list(x, DISTANCE, MASS, entry, c < number)
+        of_value, of_slope = weigh(far - rest, eps, FAMILY)
         key = tl.load(KEY + entry, mask=c < number, other=0)
-        wanted = (p > 0)[:, None] & (column < DV)[None, :]
+        wanted = (of_value > 0)[:, None] & (column < DV)[None, :]
         place_of = key.to(tl.int64)[:, None] * x.value.strides[2] + column[None, :]
         v = tl.load(values + place_of, mask=wanted, other=0.0).to(tl.float32)
-        size += (p > 0).to(tl.int32)
-        p, w = p * m, w * m
-        slope += w
+        size += (of_value > 0).to(tl.int32)
+        of_value, of_slope = of_value * nu, of_slope * nu
+        slope += of_slope
         if x.dropout is not None:
             kept = survival(x, row_words(x, bh, i), key - first_keys(x, bh, i))
-            p, w = p * kept, w * kept
-        o += p[:, None] * v
-        u += w[:, None] * v
+            of_value, of_slope = of_value * kept, of_slope * kept
+        o += of_value[:, None] * v
+        u += of_slope[:, None] * v
     put(OUTPUT, bh, x.heads, i, i < x.queries, o, DV, VALUE_WIDTH)
     if SAVED is not None:
         u = u / tl.where(slope > 0, slope, 1.0)[:, None]

@@ -1,23 +1,23 @@
 """Scores of one tile, and what kernels need to know of their rows: shared by all of them.
 
 `x` is a `Call` (`call.py`). A unit is a block of rows of one head: units count row blocks first,
-then heads, then batches.
+then heads, then batches. In a tile rows `i` stand along one axis and keys `j` along the other, so
+that both broadcast, and so does what rows or keys have: (rows, 1) and (1, keys), or (1, rows) and
+(keys, 1).
 """
 
 import triton
 import triton.language as tl
 
-from fenchel._kernels.gpu.call import GENERAL as _GENERAL
-from fenchel._kernels.gpu.family import INF, LEAST, TINY, tangent
-
-GENERAL = tl.constexpr(_GENERAL)
+from fenchel._kernels.gpu.family import GENERAL, INF, LEAST, TINY, tangent
 
 
 @triton.jit
 def unit_rows(x, unit, BM: tl.constexpr):
-    """(batch and head, its rows) of a unit."""
+    """(batch and head, first row, rows) of a unit."""
     blocks = tl.cdiv(x.queries, BM)
-    return unit // blocks, unit % blocks * BM + tl.arange(0, BM)
+    first = unit % blocks * BM
+    return unit // blocks, first, first + tl.arange(0, BM)
 
 
 @triton.jit
@@ -28,13 +28,27 @@ def head_base(operand, bh, heads, repeats):
 
 
 @triton.jit
-def load_tokens(base, stride, i, n, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows i of a (n, D) matrix, zeros beyond it, padded to WIDTH columns."""
-    d = tl.arange(0, WIDTH)
-    there = (i < n)[:, None]
+def load_tokens(base, stride, first, n, ROWS: tl.constexpr, D: tl.constexpr,
+                WIDTH: tl.constexpr):  # fmt: skip
+    """Rows from `first` on of a (n, D) matrix, zeros beyond it, padded to WIDTH columns."""
+    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    there = (first + row < n)[:, None]
     if D < WIDTH:
         there = there & (d < D)[None, :]
-    return tl.load(base + i.to(tl.int64)[:, None] * stride + d[None, :], mask=there, other=0.0)
+    base += (tl.full((), 0, tl.int64) + first) * stride
+    return tl.load(base + (row[:, None] * stride + d[None, :]), mask=there, other=0.0)
+
+
+@triton.jit
+def load_query(x, bh, first, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    return load_head(x, x.query, bh, first, ROWS, D, WIDTH)
+
+
+@triton.jit
+def load_head(x, operand, bh, first, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of a head, of an operand with one token per query."""
+    base = head_base(operand, bh, x.heads, 1)
+    return load_tokens(base, operand.strides[2], first, x.queries, ROWS, D, WIDTH)
 
 
 @triton.jit
@@ -85,8 +99,8 @@ def dense_at(x, dense, bh, i, j):
     b, h = bh // x.heads, bh % x.heads
     strides = dense.strides
     base = dense.data + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
-    place = i.to(tl.int64)[:, None] * strides[2] + j.to(tl.int64)[None, :] * strides[3]
-    there = (i < x.queries)[:, None] & (j < x.keys)[None, :]
+    place = i.to(tl.int64) * strides[2] + j.to(tl.int64) * strides[3]
+    there = (i < x.queries) & (j < x.keys)
     return tl.load(base + place, mask=there, other=0)
 
 
@@ -100,15 +114,15 @@ def table_base(x, table, bh):
 def at_position(x, table, bh, i, j):
     """Entries by relative position."""
     zero = tl.load(limit_base(x, bh) + 2 * x.queries + i, mask=i < x.queries, other=0)
-    place = zero[:, None] + j[None, :]
-    there = (place >= 0) & (place < table.size) & (i < x.queries)[:, None]
+    place = zero + j
+    there = (place >= 0) & (place < table.size) & (i < x.queries)
     return tl.load(table_base(x, table, bh) + place, mask=there, other=0.0)
 
 
 @triton.jit
 def at_key(x, table, bh, j):
-    """Entries by key, a row of them."""
-    return tl.load(table_base(x, table, bh) + j, mask=j < x.keys, other=0.0)[None, :]
+    """Entries by key."""
+    return tl.load(table_base(x, table, bh) + j, mask=j < x.keys, other=0.0)
 
 
 @triton.jit
@@ -121,7 +135,7 @@ def cap_slope(x, product):
 @triton.jit
 def masses(x, bh, i, j):
     """The base measure of a tile; too small a mass is none, as in `native/scores.h`."""
-    mass = tl.full((i.shape[0], j.shape[0]), 1.0, tl.float32)
+    mass = (i * 0 + j * 0).to(tl.float32) + 1.0
     if x.mass is not None:
         mass = dense_at(x, x.mass, bh, i, j).to(tl.float32)
     if x.log_mass is not None:
@@ -148,8 +162,7 @@ def finish(x, product, bh, i, j, first, last):
         score = add(score, tl.where(bias < LEAST, -INF, bias * x.bias_scale))
     if x.mask is not None:
         score = tl.where(dense_at(x, x.mask, bh, i, j) != 0, score, -INF)
-    seen = (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
-    return tl.where(seen, score, -INF)
+    return tl.where((j >= first) & (j < last), score, -INF)
 
 
 @triton.jit
@@ -158,13 +171,16 @@ def products(x, q, k, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def tile(x, q, base, bh, i, j, first, last, D: tl.constexpr, WIDTH: tl.constexpr,
-         PRECISION: tl.constexpr):  # fmt: skip
-    """(scores, masses) of the rows i and the keys j; masses are ones where there is no base."""
-    k = load_tokens(base, x.key.strides[2], j, x.keys, D, WIDTH)
-    score = finish(x, products(x, q, k, PRECISION), bh, i, j, first, last)
+def tile(x, q, base, bh, i, key, first, last, BN: tl.constexpr, D: tl.constexpr,
+         WIDTH: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """(scores, masses) of the rows i, the first axis, and BN keys from `key` on; masses are one
+    without a base."""
+    k = load_tokens(base, x.key.strides[2], key, x.keys, BN, D, WIDTH)
+    rows, columns = i[:, None], (key + tl.arange(0, BN))[None, :]
+    product = products(x, q, k, PRECISION)
+    score = finish(x, product, bh, rows, columns, first[:, None], last[:, None])
     if x.has_mass is not None:
-        mass = masses(x, bh, i, j)
+        mass = masses(x, bh, rows, columns)
         return tl.where(mass > 0, score, -INF), mass
     else:
         return score, 1.0
@@ -215,19 +231,19 @@ def survival(x, words, keys):
 
 @triton.jit
 def tile_survival(x, bh, i, j):
-    words = row_words(x, bh, i)
-    return survival(x, words[:, None], j[None, :] - first_keys(x, bh, i)[:, None])
+    return survival(x, row_words(x, bh, i), j - first_keys(x, bh, i))
 
 
 @triton.jit
-def expect(weights, rows, touched, PRECISION: tl.constexpr):
-    """weights @ rows, where a row of no weight does not count, finite or not. `touched`: weights
-    that count although they may round to zero."""
-    finite = tl.abs(rows.to(tl.float32)) < INF
-    clean = tl.where(finite, rows, tl.zeros_like(rows))
-    total = tl.dot(weights.to(rows.dtype), clean, input_precision=PRECISION)
-    if tl.min(finite.to(tl.int32)) == 0:
-        strange = tl.where(finite, 0.0, 1.0).to(rows.dtype)
-        met = tl.dot(touched.to(rows.dtype), strange, input_precision=PRECISION)
-        total = tl.where(met > 0, float("nan"), total)
-    return total
+def cleaned(rows):
+    """(rows with zeros where they are not finite, NaN beside each row that was not). A weight of
+    zero then leaves them out, and other weights take the NaN on."""
+    wide = rows.to(tl.float32)
+    spoil = tl.sum(wide * 0.0, 1)
+    return tl.where(tl.abs(wide) < INF, wide, 0.0).to(rows.dtype), spoil
+
+
+@triton.jit
+def expect(weights, rows, total, PRECISION: tl.constexpr):
+    """total + weights @ rows"""
+    return tl.dot(weights.to(rows.dtype), rows, total, input_precision=PRECISION)

@@ -28,9 +28,9 @@ from fenchel._kernels.gpu.family import INF, TINY
 from fenchel._kernels.gpu.paging import PAGE, page_of
 from fenchel._kernels.gpu.scores import (
     finish,
-    head_base,
     load_eps,
     load_limits,
+    load_query,
     load_tokens,
     masses,
     unit_rows,
@@ -79,10 +79,10 @@ def shadow_page(part, page, h):
 
 
 @triton.jit
-def page_keys(x, page, h, i, last, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Keys i of a page in float32."""
+def page_keys(x, page, h, first, last, BN: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys of a page from `first` on, in float32."""
     key = x.key.data + page.to(tl.int64) * x.key.strides[0] + h.to(tl.int64) * x.key.strides[1]
-    return load_tokens(key, x.key.strides[2], i, last, D, WIDTH).to(tl.float32)
+    return load_tokens(key, x.key.strides[2], first, last, BN, D, WIDTH).to(tl.float32)
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def centre(x, shadow, D: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr):
     count = 0.0
     for block in range(0, tl.cdiv(last, BN)):
         i = block * BN + tl.arange(0, BN)
-        k = page_keys(x, page, h, i, last, D, WIDTH)
+        k = page_keys(x, page, h, block * BN, last, BN, D, WIDTH)
         strange = tl.max(tl.where(tl.abs(k) < LARGE, 0, 1), 1) > 0
         usable = (strange == 0) & (i < last)
         total += tl.sum(tl.where(usable[:, None], k, 0.0), 0)[None, :]
@@ -117,14 +117,15 @@ def quantise(x, shadow, D: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr):
     place = tl.load(x.lengths + b) // PAGE + tl.program_id(2) // (PAGE // BN)
     first, last, due = written_part(x, b, place)
     first = tl.where(due, 0, first)
-    i = tl.program_id(2) % (PAGE // BN) * BN + tl.arange(0, BN)
+    begin = tl.program_id(2) % (PAGE // BN) * BN
+    i = begin + tl.arange(0, BN)
     on = (i >= first) & (i < last)
     if tl.max(on.to(tl.int32)) == 0:
         return
     page = page_of(x.pages, b, place * PAGE)
     d = tl.arange(0, WIDTH)
     c = tl.load(shadow_page(shadow.centre, page, h) + d, mask=d < D, other=0.0)
-    far = page_keys(x, page, h, i, last, D, WIDTH) - c[None, :]
+    far = page_keys(x, page, h, begin, last, BN, D, WIDTH) - c[None, :]
     most = tl.max(tl.abs(far), 1)
     strange = tl.max(tl.where(tl.abs(far) < LARGE, 0, 1), 1) > 0
     fits = (strange == 0) & (most > SMALL)
@@ -156,15 +157,16 @@ def store(x, D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH
     place = tl.load(x.lengths + b) + t
     number = x.pages.numbers + b.to(tl.int64) * x.pages.chunks + place // PAGE
     page = tl.load(number, mask=there, other=0).to(tl.int64)
-    copy_tokens(x.new_key, x.key, b, h, t, page, place % PAGE, x.tokens, D, WIDTH)
-    copy_tokens(x.new_value, x.value, b, h, t, page, place % PAGE, x.tokens, DV, VALUE_WIDTH)
+    copy_tokens(x.new_key, x.key, b, h, t, page, place % PAGE, x.tokens, BN, D, WIDTH)
+    copy_tokens(x.new_value, x.value, b, h, t, page, place % PAGE, x.tokens, BN, DV, VALUE_WIDTH)
 
 
 @triton.jit
-def copy_tokens(new, to, b, h, t, page, row, tokens, D: tl.constexpr, WIDTH: tl.constexpr):
+def copy_tokens(new, to, b, h, t, page, row, tokens, BN: tl.constexpr, D: tl.constexpr,
+                WIDTH: tl.constexpr):  # fmt: skip
     source = new.data + b.to(tl.int64) * new.strides[0] + h.to(tl.int64) * new.strides[1]
     d = tl.arange(0, WIDTH)
-    values = load_tokens(source, new.strides[2], t, tokens, D, WIDTH)
+    values = load_tokens(source, new.strides[2], tl.program_id(2) * BN, tokens, BN, D, WIDTH)
     target = to.data + page * to.strides[0] + h.to(tl.int64) * to.strides[1] + row * to.strides[2]
     mask = (t < tokens)[:, None] & (d < D)[None, :]
     tl.store(target[:, None] + d[None, :], values, mask=mask)
@@ -218,7 +220,7 @@ def shadow_bounds(shadow, q, page, h, i, last, D: tl.constexpr, WIDTH: tl.conste
 def finish_bounds(x, bound, other, side, bh, i, j, first, last):
     """The scores of `finish` from bounds of the products. side: 1 above, -1 below, what `other`,
     that says nothing, is on that side."""
-    score = finish(x, bound, bh, i, j, first, last)
+    score = finish(x, bound, bh, i[:, None], j, first[:, None], last[:, None])
     if x.softcap is not None:  # tanh as it is computed may fall where it should rise
         score += side * (4e-6 * x.softcap + 4 * ULP * tl.abs(score))
     return tl.where((bound == other) & (score > -INF), other, score)
@@ -229,10 +231,10 @@ def scan_shadow(x, pages, shadow, found, D: tl.constexpr, WIDTH: tl.constexpr, B
                 BN: tl.constexpr, SPLIT: tl.constexpr, FAMILY: tl.constexpr):  # fmt: skip
     """As `scan`, but `upper` is a bound of the scores, and lanes hold lower bounds of them."""
     unit, split = tl.program_id(0), tl.program_id(1)
-    bh, i = unit_rows(x, unit, BM)
+    bh, start, i = unit_rows(x, unit, BM)
     first, last = load_limits(x, bh, i)
     eps = load_eps(x, bh, i, FAMILY)
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    q = load_query(x, bh, start, BM, D, WIDTH)
     q = q.to(tl.float32) * x.scale
     rows = unit.to(tl.int64) * BM + tl.arange(0, BM)
     upper = found.upper + rows[:, None] * tl.num_programs(1) * SPLIT
@@ -244,8 +246,8 @@ def scan_shadow(x, pages, shadow, found, D: tl.constexpr, WIDTH: tl.constexpr, B
         page = page_of(pages, bh // x.heads, split * SPLIT)
         seen = tl.max(last)
         for block in range(begin, end):
-            j = block * BN + tl.arange(0, BN)
-            place = j - split * SPLIT // PAGE * PAGE
+            j = (block * BN + tl.arange(0, BN))[None, :]
+            place = block * BN + tl.arange(0, BN) - split * SPLIT // PAGE * PAGE
             stop = seen - split * SPLIT // PAGE * PAGE
             above, below = shadow_bounds(
                 shadow, q, page, bh % x.heads, place, stop, D, WIDTH
@@ -255,8 +257,8 @@ def scan_shadow(x, pages, shadow, found, D: tl.constexpr, WIDTH: tl.constexpr, B
             below = tl.where(below < INF, below, -INF)
             m = 1.0
             if x.has_mass is not None:
-                m = masses(x, bh, i, j)
+                m = masses(x, bh, i[:, None], j)
                 above, below = tl.where(m > 0, above, -INF), tl.where(m > 0, below, -INF)
-            tl.store(upper + j[None, :], above, mask=(i < x.queries)[:, None])
+            tl.store(upper + j, above, mask=(i < x.queries)[:, None])
             score, alone, mass = keep_better(x, score, alone, mass, below, m, eps, FAMILY)
     put_lanes(x, found, rows, split, score, mass, BN)

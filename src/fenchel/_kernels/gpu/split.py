@@ -20,8 +20,9 @@ from torch import Tensor
 from fenchel._kernels.attention_call import Arguments
 from fenchel._kernels.gpu import decode, shadow
 from fenchel._kernels.gpu.call import Operand, family, operand
+from fenchel._kernels.gpu.device import run
 from fenchel._kernels.gpu.folding import fold
-from fenchel._kernels.gpu.shapes import padded, run, shapes
+from fenchel._kernels.gpu.shapes import shapes
 from fenchel._kernels.gpu.stored import Pages, Shadow
 from fenchel._kernels.pages import PAGE
 
@@ -71,7 +72,7 @@ class Split:
         self.length = _split_length(self.settings, self.units, call.keys)
         self.splits = -(-call.keys // self.length)
         self.capacity = max(4, self.length // 8)
-        self.block = min(self.settings.keys, self.length)
+        self.block = min(self.settings.keys, 64, self.length)
         self.query = {"D": x.query.shape[3], "WIDTH": sizes.width}
         self.value = {"DV": x.value.shape[3], "VALUE_WIDTH": sizes.value_width}
         self.rows, self.kind = {"BM": _ROWS}, {"FAMILY": kind}
@@ -175,7 +176,7 @@ class Split:
 def _split_length(settings: Any, units: int, keys: int) -> int:
     """As long as programs fill a device; at most a page."""
     length = PAGE
-    while length > settings.split and units * -(-keys // length) < settings.programs:
+    while length > settings.run and units * -(-keys // length) < settings.programs:
         length //= 2
     return length
 

@@ -6,10 +6,12 @@ import triton.language as tl
 from fenchel._kernels.gpu.family import moves_on, step, weigh
 from fenchel._kernels.gpu.lists import keep, put
 from fenchel._kernels.gpu.scores import (
+    cleaned,
     expect,
     head_base,
     load_eps,
     load_limits,
+    load_query,
     load_tokens,
     sink_of,
     tile,
@@ -22,12 +24,14 @@ from fenchel._kernels.gpu.scores import (
 def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
                  D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
                  VALUE_WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                 STEPS: tl.constexpr, FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Offset and output of a unit's rows: Newton's steps over its tiles, then their values."""
+                 SPLIT: tl.constexpr, STEPS: tl.constexpr, FAMILY: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """Offset and output of a unit's rows: Newton's steps over its tiles, then their values.
+    A tile is worked on in SPLIT pieces, which fit the registers."""
     place = tl.program_id(0)
     if tl.load(CROWDED + place) == 0:
         return
-    bh, i = unit_rows(x, start + place, BM)
+    bh, start_row, i = unit_rows(x, start + place, BM)
     first, last = load_limits(x, bh, i)
     eps = load_eps(x, bh, i, FAMILY)
     rows = ROWS + place.to(tl.int64) * 3 * BM + tl.arange(0, BM)
@@ -36,17 +40,19 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
     rest = tl.where(broken, 0.0, rest)
     sink, sink_mass = sink_of(x, bh)
     of_sink = sink - centre
-    q = load_tokens(head_base(x.query, bh, x.heads, 1), x.query.strides[2], i, x.queries, D, WIDTH)
+    q = load_query(x, bh, start_row, BM, D, WIDTH)
     keys = head_base(x.key, bh, x.heads, x.repeats)
     blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
     count = tl.load(COUNT + place)
+    PIECE: tl.constexpr = BN // SPLIT
+    lane = tl.arange(0, PIECE)
     k, going = 0, 1
     while (k < STEPS) & (going > 0):
-        p, w = weigh(of_sink - rest, eps, FAMILY)
-        total, slope = p * sink_mass, w * sink_mass
-        for c in range(count):
-            j = tl.load(blocks + c) * BN + tl.arange(0, BN)
-            s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
+        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+        total, slope = sink_p * sink_mass, sink_w * sink_mass
+        for c in range(count * SPLIT):
+            key = tl.load(blocks + c // SPLIT) * BN + c % SPLIT * PIECE
+            s, m = tile(x, q, keys, bh, i, key, first, last, PIECE, D, WIDTH, PRECISION)
             p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
             total += tl.sum(p * m, 1)
             slope += tl.sum(w * m, 1)
@@ -56,24 +62,25 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, OUTPUT, SAVED, start,
         k += 1
     o = tl.zeros((BM, VALUE_WIDTH), tl.float32)
     u = tl.zeros((BM, VALUE_WIDTH), tl.float32)
-    p, w = weigh(of_sink - rest, eps, FAMILY)
-    size, slope = (p > 0).to(tl.int32), w * sink_mass
+    sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+    size, slope = (sink_p > 0).to(tl.int32), sink_w * sink_mass
     values = head_base(x.value, bh, x.heads, x.repeats)
-    for c in range(count):
-        j = tl.load(blocks + c) * BN + tl.arange(0, BN)
-        s, m = tile(x, q, keys, bh, i, j, first, last, D, WIDTH, PRECISION)
+    for c in range(count * SPLIT):
+        key = tl.load(blocks + c // SPLIT) * BN + c % SPLIT * PIECE
+        s, m = tile(x, q, keys, bh, i, key, first, last, PIECE, D, WIDTH, PRECISION)
         p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
         on = (p > 0) & (broken == 0)[:, None]
         size += tl.sum(on.to(tl.int32), 1)
         p, w = p * m, w * m
         slope += tl.sum(w, 1)
         if x.dropout is not None:
-            kept = tile_survival(x, bh, i, j)
+            kept = tile_survival(x, bh, i[:, None], (key + lane)[None, :])
             p, w = p * kept, w * kept
-        v = load_tokens(values, x.value.strides[2], j, x.keys, DV, VALUE_WIDTH)
-        o += expect(tl.where(on, p, 0.0), v, on, PRECISION)
+        v = load_tokens(values, x.value.strides[2], key, x.keys, PIECE, DV, VALUE_WIDTH)
+        v, spoil = cleaned(v)
+        o = expect(tl.where(on, p + spoil[None, :], 0.0), v, o, PRECISION)
         if SAVED is not None:
-            u += expect(tl.where(on, w, 0.0), v, on, PRECISION)
+            u = expect(tl.where(on, w + spoil[None, :], 0.0), v, u, PRECISION)
     nan = float("nan")
     put(OUTPUT, bh, x.heads, i, i < x.queries, tl.where(broken[:, None], nan, o), DV, VALUE_WIDTH)
     if SAVED is not None:
