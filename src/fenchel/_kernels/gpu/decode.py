@@ -20,6 +20,7 @@ from fenchel._kernels.gpu.family import INF, moves_on, room, step, weigh
 from fenchel._kernels.gpu.lists import put
 from fenchel._kernels.gpu.paging import run_base, token_bases
 from fenchel._kernels.gpu.scores import (
+    cleaned,
     expect,
     finish,
     key_blocks,
@@ -98,9 +99,7 @@ def scan(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr
     if begin < end:
         base = run_base(x.key, pages, bh, x.heads, split * SPLIT)
         for block in range(begin, end):
-            j, s, m = exact_block(
-                x, q, base, bh, i, split, block, first, last, D, WIDTH, BN, SPLIT
-            )
+            j, s, m = exact_block(x, q, base, bh, i, split, block, first, last, D, WIDTH, BN, SPLIT)
             tl.store(upper + j, s, mask=(i < x.queries)[:, None])
             s = tl.where(s < INF, s, -INF)
             score, alone, mass = keep_better(x, score, alone, mass, s, m, eps, FAMILY)
@@ -129,7 +128,7 @@ def bound_lanes(x, found, lanes, BM: tl.constexpr, LB: tl.constexpr, STEPS: tl.c
     alone = tl.full((1, LB), -INF, tl.float32)
     mass = tl.full((1, LB), 1.0, tl.float32)
     m = mass
-    for part in range(0, tl.cdiv(lanes, LB)):
+    for part in range(tl.cdiv(lanes, LB)):
         lane = part * LB + tl.arange(0, LB)[None, :]
         s = tl.load(found.lane_score + place * lanes + lane, mask=lane < lanes, other=-INF)
         if x.has_mass is not None:
@@ -181,7 +180,7 @@ def collect(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.conste
             base = run_base(x.key, pages, bh, x.heads, split * SPLIT)
             whole = found.whole + rows[:, None] * splits * SPLIT
             for block in range(begin, end):
-                j, s, m = exact_block(
+                j, s, _ = exact_block(
                     x, q, base, bh, i, split, block, first, last, D, WIDTH, BN, SPLIT
                 )
                 tl.store(whole + j, s, mask=crowded[:, None])
@@ -249,7 +248,7 @@ def count_parts(found, place, splits, SPLIT: tl.constexpr, CAPACITY: tl.constexp
                 EB: tl.constexpr):  # fmt: skip
     """How many parts of a row's candidates there are: keys count where some split is used whole."""
     most = 0
-    for part in range(0, tl.cdiv(splits, EB)):
+    for part in range(tl.cdiv(splits, EB)):
         split = part * EB + tl.arange(0, EB)
         number = tl.load(found.number + place * splits + split, mask=split < splits, other=0)
         most = tl.maximum(most, tl.max(number))
@@ -272,7 +271,7 @@ def search(x, found, splits, BM: tl.constexpr, SPLIT: tl.constexpr, CAPACITY: tl
     top = tl.full((1,), -INF, tl.float32)
     alone = tl.full((1,), -INF, tl.float32)
     strange = tl.zeros((1,), tl.int32)
-    for part in range(0, parts):
+    for part in range(parts):
         _, _, _, s, m = load_part(
             x, found, bh, i, place, part, first, last, splits, SPLIT, CAPACITY, EB
         )
@@ -297,7 +296,7 @@ def search(x, found, splits, BM: tl.constexpr, SPLIT: tl.constexpr, CAPACITY: tl
     while (k < STEPS) & (going > 0):
         p, w = weigh(of_sink - rest, eps, FAMILY)
         total, slope = p * sink_mass, w * sink_mass
-        for part in range(0, parts):
+        for part in range(parts):
             _, _, _, s, m = load_part(
                 x, found, bh, i, place, part, first, last, splits, SPLIT, CAPACITY, EB
             )
@@ -308,7 +307,7 @@ def search(x, found, splits, BM: tl.constexpr, SPLIT: tl.constexpr, CAPACITY: tl
         going = tl.max(moves_on(change, total, slope, eps, FAMILY).to(tl.int32))
         rest += change
         k += 1
-    for part in range(0, parts):
+    for part in range(parts):
         of_list, at, there, s, m = load_part(
             x, found, bh, i, place, part, first, last, splits, SPLIT, CAPACITY, EB
         )
@@ -342,7 +341,7 @@ def gather(x, pages, found, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr, BM: tl.
     most = tl.max(number)
     if most > 0:
         base = run_base(x.value, pages, bh, x.heads, split * SPLIT)
-        for c in range(0, tl.max(listed)):
+        for c in range(tl.max(listed)):
             entry = place * CAPACITY + c
             w = tl.load(found.weight + entry, mask=c < listed, other=0.0)
             key = tl.load(found.key + entry, mask=w > 0, other=0) - split * SPLIT
@@ -360,7 +359,8 @@ def gather(x, pages, found, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr, BM: tl.
                 w = tl.load(weights + j[None, :], mask=seen, other=0.0)
                 start, stop = (block * BN - split * SPLIT), x.keys - split * SPLIT
                 v = load_tokens(base, x.value.strides[2], start, stop, BN, DV, VALUE_WIDTH)
-                o += expect(w, v, w > 0, "ieee")
+                v, spoil = cleaned(v)
+                o = expect(tl.where(w > 0, w + spoil[None, :], 0.0), v, o, "ieee")
                 size += tl.sum((w > 0).to(tl.int32), 1)
     tl.store(found.support + place, size)
     to = found.share + place[:, None] * VALUE_WIDTH + column[None, :]
@@ -383,7 +383,7 @@ def join(x, found, OUTPUT, COUNTS, splits, DV: tl.constexpr, VALUE_WIDTH: tl.con
     support = tl.zeros((1,), tl.int64)
     picked = tl.zeros((1,), tl.int64)
     whole = tl.zeros((1,), tl.int64)
-    for part in range(0, tl.cdiv(splits, SB)):
+    for part in range(tl.cdiv(splits, SB)):
         split = part * SB + tl.arange(0, SB)
         at = place * splits + split
         size = tl.load(found.support + at, mask=split < splits, other=0)

@@ -123,7 +123,9 @@ def _by_position(x: Arguments, table: Table | None, shifts: bool) -> Table | Non
         return Table(data, data.stride()[:2], table.size)
     small = data[:1] if data.stride(0) == 0 else data
     small = small.reshape(small.shape[0], -1, repeats * table.size)
-    return Table(small, (0 if len(small) == 1 else small.stride(0), small.stride(1)), small.shape[2])
+    return Table(
+        small, (0 if len(small) == 1 else small.stride(0), small.stride(1)), small.shape[2]
+    )
 
 
 def _by_key(x: Arguments, table: Table | None) -> Table | None:

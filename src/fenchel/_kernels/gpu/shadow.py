@@ -96,7 +96,7 @@ def centre(x, shadow, D: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr):
     page = page_of(x.pages, b, place * PAGE)
     total = tl.zeros((1, WIDTH), tl.float32)
     count = 0.0
-    for block in range(0, tl.cdiv(last, BN)):
+    for block in range(tl.cdiv(last, BN)):
         i = block * BN + tl.arange(0, BN)
         k = page_keys(x, page, h, block * BN, last, BN, D, WIDTH)
         strange = tl.max(tl.where(tl.abs(k) < LARGE, 0, 1), 1) > 0
@@ -134,7 +134,7 @@ def quantise(x, shadow, D: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr):
     y = tl.floor(tl.where(fits[:, None], far, 0.0) / step[:, None] + 0.5)
     y = tl.minimum(tl.maximum(y, -127.0), 127.0)
     rest = far / step[:, None] - y
-    # The division, within two roundings of up to 127, and the difference k - c are together wrong by
+    # The division, within two roundings of up to 127, and the difference k - c are wrong by
     # less than 2^-21 of the largest component.
     left = step * norm_above(tl.where(fits[:, None], rest, 0.0), D)
     root = tl.sqrt(tl.full((), D, tl.float32)) * (1.0 + 1e-6)
@@ -249,9 +249,7 @@ def scan_shadow(x, pages, shadow, found, D: tl.constexpr, WIDTH: tl.constexpr, B
             j = (block * BN + tl.arange(0, BN))[None, :]
             place = block * BN + tl.arange(0, BN) - split * SPLIT // PAGE * PAGE
             stop = seen - split * SPLIT // PAGE * PAGE
-            above, below = shadow_bounds(
-                shadow, q, page, bh % x.heads, place, stop, D, WIDTH
-            )
+            above, below = shadow_bounds(shadow, q, page, bh % x.heads, place, stop, D, WIDTH)
             above = finish_bounds(x, above, INF, 1.0, bh, i, j, first, last)
             below = finish_bounds(x, below, -INF, -1.0, bh, i, j, first, last)
             below = tl.where(below < INF, below, -INF)

@@ -112,7 +112,7 @@ class Split:
         )
 
     def run(self, output: Tensor, counts: Tensor | None = None) -> None:
-        """output: (batch, head, query, component), contiguous; counts likewise with five columns."""
+        """output: (batch, head, query, component), contiguous; counts likewise, five columns."""
         self.find()
         self.weigh()
         call = self.call

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
-
-from fenchel._kernels.gpu.call import Operand
 
 
 class Pages(NamedTuple):
