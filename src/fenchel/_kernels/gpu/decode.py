@@ -286,16 +286,16 @@ def search(x, found, splits, BM: tl.constexpr, SPLIT: tl.constexpr, CAPACITY: tl
     top = tl.maximum(top, sink)
     alone = tl.maximum(alone, sink - room(sink_mass, eps, FAMILY))
     centre = tl.where(top > -INF, top, 0.0)
-    at = place * 3 + tl.arange(0, 1)
-    from_lanes = tl.load(found.bounds + at) - centre + tl.load(found.bounds + at + 1)
+    bounds = found.bounds + place * 3 + tl.arange(0, 1)
+    from_lanes = tl.load(bounds) - centre + tl.load(bounds + 1)
     rest = tl.maximum(alone - centre, from_lanes)
     rest = tl.where(top > -INF, rest, 0.0)
     rest -= MARGIN * (1.0 + tl.abs(rest) + tl.abs(centre))
     of_sink = sink - centre
     k, going = 0, 1
     while (k < STEPS) & (going > 0):
-        p, w = weigh(of_sink - rest, eps, FAMILY)
-        total, slope = p * sink_mass, w * sink_mass
+        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+        total, slope = sink_p * sink_mass, sink_w * sink_mass
         for part in range(parts):
             _, _, _, s, m = load_part(
                 x, found, bh, i, place, part, first, last, splits, SPLIT, CAPACITY, EB
