@@ -1,48 +1,73 @@
 """Sizes of blocks and launches: a fixed table. Nothing is tried out at run time, so that the same
-call gives the same bits every time."""
+call gives the same bits every time. Where it says so, a size was chosen by compiling: without
+spilled registers, and with little more shared memory than the device has for two programs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+
+INTERPRETER, HIP = "interpreter", "hip"  # other architectures are called sm_75, sm_80, ...
+_TENSOR_CORES = 80  # before, Triton multiplies half precision by ordinary instructions
 
 
 @dataclass(frozen=True)
 class Configuration:
     """rows, keys: of a tile. few: rows of a program that reads lists. capacity: of a row's list.
-    chunk: bytes of scratch memory. parts: programs that a kernel of columns aims at."""
+    warps: of a program with one product, and of one with more. split: pieces of a tile, so that
+    two products and more fit the registers, for kernels of rows and of columns."""
 
     rows: int
     keys: int
-    few: int
-    capacity: int
-    chunk: int = 2**28
-    programs: int = 256
-    warps: int = 4  # of `bound`
-    heavy: int = 4  # warps of kernels that hold more of a tile
-    # Pieces of a tile, so that two products and more fit the registers: for rows, for columns.
+    few: int = 16
+    capacity: int = 128
+    warps: tuple[int, int] = (4, 4)
+    stages: int = 1
     split: tuple[int, int] = (1, 1)
-    stages: int = 2
-    run: int = 64
-    lanes: int = 1024
+    chunk: int = 2**28  # bytes of scratch memory
+    programs: int = 256  # that `columns`, and decoding, aim at
+    run: int = 64  # least keys of a program that reads a part of them, in decoding
+    lanes: int = 1024  # numbers of one row that a program holds, in decoding
     # Most steps of Newton's search: from one key of each lane, from a list, over tiles.
     steps: tuple[int, int, int] = (8, 32, 32)
 
 
-# In Triton's interpreter: small, so that short sequences have several blocks, chunks and crowds.
-INTERPRETED = Configuration(16, 16, 8, 16, chunk=2**15, programs=6, split=(2, 4), run=16, lanes=64)
+# Small, so that short sequences have several blocks, chunks and lists that overflow.
+_INTERPRETED = Configuration(
+    16, 16, 8, 16, split=(1, 2), chunk=2**15, programs=6, run=16, lanes=64
+)
 
 
-def configuration(device: torch.device, dtype: torch.dtype, width: int) -> Configuration:
+def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configuration:
     """width: of the widest head, padded."""
-    if device.type == "cpu":
-        return INTERPRETED
-    if dtype == torch.float32:
-        rows, keys = (32, 32) if width <= 128 else (16, 16)
-        return Configuration(rows, keys, 16, 128, warps=4, heavy=4, stages=1)
+    if architecture == INTERPRETER:
+        return _INTERPRETED
+    old = architecture.startswith("sm_") and int(architecture[3:]) < _TENSOR_CORES
+    if dtype == torch.float32 or old:
+        return _without_tensor_cores(width)
     if width <= 64:
-        return Configuration(64, 64, 16, 128, warps=4, heavy=4, split=(2, 4), stages=1)
+        return Configuration(64, 64, warps=(4, 4), split=(2, 4))
     if width <= 128:
-        return Configuration(64, 64, 16, 128, warps=8, heavy=8, split=(4, 4), stages=1)
-    return Configuration(32, 32, 16, 128, warps=8, heavy=8, stages=1)
+        return Configuration(64, 64, warps=(8, 8), split=(4, 4))
+    return Configuration(32, 32, warps=(4, 8), split=(2, 2))
+
+
+def _without_tensor_cores(width: int) -> Configuration:
+    if width <= 64:
+        return Configuration(32, 32, warps=(4, 8))
+    if width <= 128:
+        return Configuration(32, 32, warps=(4, 8))
+    return Configuration(16, 16, warps=(4, 8))
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    """The name of a device's, as the table has it."""
+    if device.type == "cpu":
+        return INTERPRETER
+    if torch.version.hip is not None:
+        return HIP
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"

@@ -67,8 +67,8 @@ class _Work:
         self.x, self.call, self.sizes = x, read_call(x, kind), shapes(x)
         sizes = self.sizes
         size = sizes.settings
-        self.options = {"num_warps": size.warps, "num_stages": size.stages}
-        self.heavy = {"num_warps": size.heavy, "num_stages": size.stages}
+        self.options = {"num_warps": size.warps[0], "num_stages": size.stages}
+        self.heavy = {"num_warps": size.warps[1], "num_stages": size.stages}
         self.rows = {"BM": size.rows}
         self.keys = {"BN": size.keys}
         self.query = {"D": x.query.shape[3], "WIDTH": sizes.width}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fenchel._kernels.gpu.configurations import Configuration, configuration
+from fenchel._kernels.gpu.configurations import Configuration, architecture, configuration
 
 if TYPE_CHECKING:
     from fenchel._kernels.attention_call import Arguments
@@ -71,7 +71,7 @@ def shapes(x: Arguments) -> Shapes:
     """Of one call; lengths may stand for many while a graph is traced."""
     batch, heads, queries, dim = x.query.shape
     width, value_width = _padded(dim), _padded(x.value.shape[3])
-    settings = configuration(x.query.device, x.query.dtype, max(width, value_width))
+    settings = configuration(architecture(x.query.device), x.query.dtype, max(width, value_width))
     row_blocks = -(-queries // settings.rows)
     key_blocks = -(-x.key.shape[2] // settings.keys)
     return Shapes(

@@ -79,7 +79,7 @@ class Split:
         self.entries = {"CAPACITY": self.capacity}
         self.cut = {"SPLIT": self.length}
         self.keys = {"BN": self.block, **self.cut}
-        self.options = {"num_warps": self.settings.warps, "num_stages": self.settings.stages}
+        self.options = {"num_warps": self.settings.warps[0], "num_stages": self.settings.stages}
         self.exact = cached is None or cached.shadow is None
         self.found = self._make_room(x.query.device)
 
