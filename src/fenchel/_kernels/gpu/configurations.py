@@ -35,9 +35,7 @@ class Configuration:
 
 
 # Small, so that short sequences have several blocks, chunks and lists that overflow.
-_INTERPRETED = Configuration(
-    16, 16, 8, 16, split=(1, 2), chunk=2**15, programs=6, run=16, lanes=64
-)
+_INTERPRETED = Configuration(16, 16, 8, 16, split=(1, 2), chunk=2**15, programs=6, run=16, lanes=64)
 
 
 def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configuration:

@@ -23,8 +23,8 @@ from fenchel._kernels.gpu.call import Operand, family, operand
 from fenchel._kernels.gpu.device import run
 from fenchel._kernels.gpu.folding import fold
 from fenchel._kernels.gpu.shapes import shapes
-from fenchel._kernels.gpu.stored import Pages, Shadow
-from fenchel._kernels.pages import PAGE
+from fenchel._kernels.gpu.stored import Pages, Shadow, read_pages, read_shadow, upload
+from fenchel._kernels.pages import PAGE, PagePool
 
 _LEAST_INTEGERS = 32  # components of a product of bytes on tensor cores
 _ROWS = 16  # of a tile
@@ -111,6 +111,12 @@ class Split:
             share=new(rows, splits, self.value["VALUE_WIDTH"]),
         )
 
+    def by_row(self, found: Tensor) -> Tensor:
+        """(batch, kv_head, row, ...) of what is kept for every row of a tile."""
+        heads, queries = self.call.heads, self.call.queries
+        rows = -(-queries // _ROWS) * _ROWS
+        return found.view(-1, heads, rows, *found.shape[1:])[:, :, :queries]
+
     def run(self, output: Tensor, counts: Tensor | None = None) -> None:
         """output: (batch, head, query, component), contiguous; counts likewise, five columns."""
         self.find()
@@ -179,6 +185,19 @@ def _split_length(settings: Any, units: int, keys: int) -> int:
     while length > settings.run and units * -(-keys // length) < settings.programs:
         length //= 2
     return length
+
+
+def read_cache(pool: PagePool, numbers: Tensor, lengths: list[int]) -> Cached:
+    """The tokens of some sequences. numbers: of their pages, on the host."""
+    device, longest = pool.device, max(lengths)
+    operands = (Operand(stored, stored.stride()[:3]) for stored in pool.operands)
+    behind = torch.tensor([longest - length for length in lengths])
+    return Cached(
+        *operands,
+        pages=read_pages(numbers, device),
+        shadow=read_shadow(pool.shadow, pool.d, PAGE) if pool.shadow.shape[-1] else None,
+        behind=None if min(lengths) == longest else upload(behind, device),
+    )
 
 
 def forward(x: Arguments, output: Tensor) -> None:
