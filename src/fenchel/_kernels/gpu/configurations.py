@@ -4,7 +4,7 @@ spilled registers, and with little more shared memory than the device has for tw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -30,6 +30,7 @@ class Configuration:
     programs: int = 256  # that `columns`, and decoding, aim at
     run: int = 64  # least keys of a program that reads a part of them, in decoding
     lanes: int = 1024  # numbers of one row that a program holds, in decoding
+    multiplies_bytes: bool = True  # Triton has products of bytes for it
     # Most steps of Newton's search: from one key of each lane, from a list, over tiles.
     steps: tuple[int, int, int] = (8, 32, 32)
 
@@ -44,7 +45,7 @@ def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configur
         return _INTERPRETED
     old = architecture.startswith("sm_") and int(architecture[3:]) < _TENSOR_CORES
     if dtype == torch.float32 or old:
-        return _without_tensor_cores(width)
+        return replace(_without_tensor_cores(width), multiplies_bytes=not old)
     if width <= 64:
         return Configuration(64, 64, warps=(4, 4), split=(2, 4))
     if width <= 128:

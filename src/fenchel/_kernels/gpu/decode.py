@@ -144,13 +144,11 @@ def bound_lanes(x, found, lanes, BM: tl.constexpr, LB: tl.constexpr, STEPS: tl.c
 
 
 @triton.jit
-def collect(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr,
-            BN: tl.constexpr, SPLIT: tl.constexpr, CAPACITY: tl.constexpr,
-            EXACT: tl.constexpr):  # fmt: skip
-    """Keys of a split that may lie above the threshold. Where a list overflows and `upper` is not
-    exact, the scores of all keys of the split are computed."""
+def collect(x, found, BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr,
+            CAPACITY: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip
+    """Keys of a split that may lie above the threshold, and their scores where `upper` has them."""
     unit, split = tl.program_id(0), tl.program_id(1)
-    bh, start, i = unit_rows(x, unit, BM)
+    bh, _, i = unit_rows(x, unit, BM)
     there = i < x.queries
     first, last = load_limits(x, bh, i)
     rows = unit.to(tl.int64) * BM + tl.arange(0, BM)
@@ -173,17 +171,26 @@ def collect(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.conste
             tl.store(found.score + entries + slot, u, mask=fits)
         number += tl.sum(on, 1)
     tl.store(found.number + rows * splits + split, number)
-    if not EXACT:
-        crowded = number > CAPACITY
-        if tl.max(crowded.to(tl.int32)) > 0:
-            q = load_query(x, bh, start, BM, D, WIDTH)
-            base = run_base(x.key, pages, bh, x.heads, split * SPLIT)
-            whole = found.whole + rows[:, None] * splits * SPLIT
-            for block in range(begin, end):
-                j, s, _ = exact_block(
-                    x, q, base, bh, i, split, block, first, last, D, WIDTH, BN, SPLIT
-                )
-                tl.store(whole + j, s, mask=crowded[:, None])
+
+
+@triton.jit
+def score_whole(x, pages, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr,
+                BN: tl.constexpr, SPLIT: tl.constexpr, CAPACITY: tl.constexpr):  # fmt: skip
+    """Scores of all keys of a split, for the rows whose list overflows."""
+    unit, split = tl.program_id(0), tl.program_id(1)
+    rows = unit.to(tl.int64) * BM + tl.arange(0, BM)
+    crowded = tl.load(found.number + rows * tl.num_programs(1) + split) > CAPACITY
+    if tl.max(crowded.to(tl.int32)) == 0:
+        return
+    bh, start, i = unit_rows(x, unit, BM)
+    first, last = load_limits(x, bh, i)
+    q = load_query(x, bh, start, BM, D, WIDTH)
+    base = run_base(x.key, pages, bh, x.heads, split * SPLIT)
+    whole = found.whole + rows[:, None] * tl.num_programs(1) * SPLIT
+    begin, end = split_blocks(x, first, last, split, BN, SPLIT)
+    for block in range(begin, end):
+        j, s, _ = exact_block(x, q, base, bh, i, split, block, first, last, D, WIDTH, BN, SPLIT)
+        tl.store(whole + j, s, mask=crowded[:, None])
 
 
 @triton.jit

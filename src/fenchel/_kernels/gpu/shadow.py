@@ -192,7 +192,18 @@ def whole_query(q, D: tl.constexpr):
 
 
 @triton.jit
-def shadow_bounds(shadow, q, page, h, i, last, D: tl.constexpr, WIDTH: tl.constexpr):
+def byte_products(x, y, BYTES: tl.constexpr):
+    """x @ y of bytes as int32. Without products of bytes: numbers up to 127 are exact in float16,
+    and so are sums of up to 1,040 of their products in float32, below 2^24."""
+    if BYTES:
+        return tl.dot(x, y, out_dtype=tl.int32)
+    else:
+        return tl.dot(x.to(tl.float16), y.to(tl.float16), out_dtype=tl.float32).to(tl.int32)
+
+
+@triton.jit
+def shadow_bounds(shadow, q, page, h, i, last, D: tl.constexpr, WIDTH: tl.constexpr,
+                  BYTES: tl.constexpr):  # fmt: skip
     """(above, below) every score <q, k> of the rows q, times the scale, and keys i of a page."""
     high, low, a, norm, rest, usable = whole_query(q, D)
     d = tl.arange(0, WIDTH)
@@ -205,7 +216,7 @@ def shadow_bounds(shadow, q, page, h, i, last, D: tl.constexpr, WIDTH: tl.conste
     step = (word & UPPER_HALF).to(tl.float32, bitcast=True)[None, :]
     rho = (word << 16).to(tl.float32, bitcast=True)[None, :]
     y = tl.trans(y)
-    product = tl.dot(high, y, out_dtype=tl.int32) * 128 + tl.dot(low, y, out_dtype=tl.int32)
+    product = byte_products(high, y, BYTES) * 128 + byte_products(low, y, BYTES)
     eta = (D + 16) * 2 * ULP
     longest = 127.0 * tl.sqrt(tl.full((), D, tl.float32)) * (1.0 + 1e-6)
     of_step = (rest + eta * norm) * longest
@@ -228,7 +239,8 @@ def finish_bounds(x, bound, other, side, bh, i, j, first, last):
 
 @triton.jit
 def scan_shadow(x, pages, shadow, found, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr,
-                BN: tl.constexpr, SPLIT: tl.constexpr, FAMILY: tl.constexpr):  # fmt: skip
+                BN: tl.constexpr, SPLIT: tl.constexpr, FAMILY: tl.constexpr,
+                BYTES: tl.constexpr):  # fmt: skip
     """As `scan`, but `upper` is a bound of the scores, and lanes hold lower bounds of them."""
     unit, split = tl.program_id(0), tl.program_id(1)
     bh, start, i = unit_rows(x, unit, BM)
@@ -249,7 +261,9 @@ def scan_shadow(x, pages, shadow, found, D: tl.constexpr, WIDTH: tl.constexpr, B
             j = (block * BN + tl.arange(0, BN))[None, :]
             place = block * BN + tl.arange(0, BN) - split * SPLIT // PAGE * PAGE
             stop = seen - split * SPLIT // PAGE * PAGE
-            above, below = shadow_bounds(shadow, q, page, bh % x.heads, place, stop, D, WIDTH)
+            above, below = shadow_bounds(
+                shadow, q, page, bh % x.heads, place, stop, D, WIDTH, BYTES
+            )
             above = finish_bounds(x, above, INF, 1.0, bh, i, j, first, last)
             below = finish_bounds(x, below, -INF, -1.0, bh, i, j, first, last)
             below = tl.where(below < INF, below, -INF)

@@ -3,7 +3,7 @@
     scan, scan_shadow   scores of a split, or bounds of them from the shadow of a cache
     bound_lanes         a lower bound of each row's threshold, from the best keys of all splits
     collect             the keys of a split that may lie above it
-    rescore             their scores, where only bounds were there
+    score_whole, rescore   their scores, where only bounds were there
     search              the threshold, and the weights
     gather, join        the values of a split, and the sum over splits
 
@@ -72,7 +72,8 @@ class Split:
         self.length = _split_length(self.settings, self.units, call.keys)
         self.splits = -(-call.keys // self.length)
         self.capacity = max(4, self.length // 8)
-        self.block = min(self.settings.keys, 64, self.length)
+        most = 64 if self.settings.multiplies_bytes else 16  # without tensor cores, less fits
+        self.block = min(self.settings.keys, most, self.length)
         self.query = {"D": x.query.shape[3], "WIDTH": sizes.width}
         self.value = {"DV": x.value.shape[3], "VALUE_WIDTH": sizes.value_width}
         self.rows, self.kind = {"BM": _ROWS}, {"FAMILY": kind}
@@ -140,8 +141,8 @@ class Split:
             width = max(_LEAST_INTEGERS, self.query["WIDTH"])
             run(
                 shadow.scan_shadow, grid, call, pages, self.cached.shadow, found,
-                D=self.query["D"], WIDTH=width, **self.rows, **self.keys, **self.kind,
-                **self.options,
+                D=self.query["D"], WIDTH=width, BYTES=size.multiplies_bytes, **self.rows,
+                **self.keys, **self.kind, num_warps=size.warps[1], num_stages=size.stages,
             )  # fmt: skip
         lanes = self.splits * self.block
         run(
@@ -149,15 +150,24 @@ class Split:
             STEPS=size.steps[0], **self.rows, **self.kind,
         )  # fmt: skip
         run(
-            decode.collect, grid, call, pages, found, EXACT=self.exact, **self.query, **self.rows,
-            **self.keys, **self.entries, **self.options,
+            decode.collect, grid, call, found, EXACT=self.exact, **self.rows, **self.keys,
+            **self.entries,
         )  # fmt: skip
         if not self.exact:
-            parts = -(-self.splits * self.capacity // size.few)
-            run(
-                decode.rescore, (self.units, _ROWS, parts), call, pages, found, self.splits,
-                EB=size.few, **self.query, **self.rows, **self.entries,
-            )  # fmt: skip
+            self.score()
+
+    def score(self) -> None:
+        """Candidates that are known by their bounds."""
+        call, pages, found, few = self.call, self.pages, self.found, self.settings.few
+        run(
+            decode.score_whole, (self.units, self.splits), call, pages, found, **self.query,
+            **self.rows, **self.keys, **self.entries, **self.options,
+        )  # fmt: skip
+        parts = -(-self.splits * self.capacity // few)
+        run(
+            decode.rescore, (self.units, _ROWS, parts), call, pages, found, self.splits, EB=few,
+            **self.query, **self.rows, **self.entries,
+        )  # fmt: skip
 
     def weigh(self) -> None:
         size = self.settings

@@ -99,7 +99,10 @@ def append(
         tokens=tokens,
     )
     heads = (key.shape[0], key.shape[1])
+    widest = max(padded(pool.d), padded(pool.d_value))
+    warps = 4 if widest <= 64 else 8  # so that a block fits the registers
     query: dict[str, Any] = {"D": pool.d, "WIDTH": padded(pool.d), "BN": _BLOCK}
+    query["num_warps"] = warps
     values = {"DV": pool.d_value, "VALUE_WIDTH": padded(pool.d_value)}
     run(load("shadow:store"), (*heads, -(-tokens // _BLOCK)), x, **query, **values)
     if pool.shadow.shape[-1]:
