@@ -43,7 +43,7 @@ ROOMS = [
 ]
 CORE = ROOMS[: ROOMS.index("continuous")]
 # What a file or a folder of the core is written for, where it is installed.
-ADAPTERS = {"cuda.py": "adasplash", "cache_files.py": "safetensors", "gpu": "triton"}
+ADAPTERS = {"cache_files.py": "safetensors", "gpu": "triton"}
 
 
 def room_of(module):

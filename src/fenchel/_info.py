@@ -20,7 +20,7 @@ _EXTRAS = {
     "report": ("typer", "rich", "matplotlib", "jinja2"),
     "hf": ("transformers", "safetensors"),
     "transport": ("ot", "scipy"),
-    "cuda": ("adasplash",),
+    "gpu": ("triton",),
 }
 
 

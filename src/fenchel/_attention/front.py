@@ -130,7 +130,7 @@ def explain(
 
     >>> print(fl.explain(q, k, v, fl.Tsallis(1.5)))
     runs on: native kernels
-    not on AdaSplash on CUDA (never run on a device): it runs on the current CUDA device, ...
+    not on GPU kernels (proved in the interpreter, ...): GPU kernels run on CPU tensors only inside ...
     """
     regularizer = resolve_regularizer(regularizer)
     options = Options(base, attn_mask, is_causal, scale, dropout_p, enable_gqa, softcap)

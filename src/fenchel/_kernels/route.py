@@ -127,11 +127,17 @@ def describe_native() -> tuple[bool, str]:
     return True, f"in use, {native.variant} instructions"
 
 
-def against_rows(scores: Tensor) -> Reason:
-    """The kernels of `row_weights`."""
+def against_rows(scores: Tensor, family: str = "tsallis") -> Reason:
+    """The kernels of `row_weights` and its fellows: native ones, or those in Triton."""
     if scores.dtype not in _FULL or scores.numel() == 0:
         return "rows of scores must be float32 or float64, and not empty"
-    return against_native(scores)
+    if scores.device.type == "cpu" and not device.is_asked_for():
+        return against_native(scores)
+    if family == "fused":
+        return "runs of equal weight have no kernel in Triton: torch's operations find them"
+    if scores.dtype != torch.float32:
+        return f"GPU kernels of rows compute in float32, got {scores.dtype}"
+    return device.against_gpu(scores)
 
 
 _MOST_AVERAGED = 1024  # keys; beyond, torch's fused attention has blocks of them

@@ -1,4 +1,4 @@
-"""Weights of rows of scores in one native pass, and their derivative.
+"""Weights of rows of scores in one native pass, and their derivative. In Triton: `gpu/rows.py`.
 
 `row_weights(scores, family, parameter)` maps (rows, keys) to weights. A row with NaN or +inf gives
 NaN, a row of -inf zeros, as `solve` does. `row_offsets` returns what normalises Tsallis rows.
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._kernels.gpu.device import asked_again, is_asked_for
 from fenchel._kernels.library import RowsGradient, RowsProblem, code, run
 from fenchel._kernels.operands import FULL, Axis, check, check_keys, register_native
 from fenchel._numerics import where
@@ -109,6 +110,7 @@ def _weights_backward(gradient: Tensor, weights: Tensor, family: str, parameter:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, ctx.family, ctx.parameter = inputs
+    ctx.on_gpu = is_asked_for()
     ctx.save_for_backward(output)
 
 
@@ -117,7 +119,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         weights = where(~weights.isnan(), weights, 0.0)  # a row without an answer passes nothing on
         return _DIFFERENTIABLE[ctx.family](gradient, weights, ctx.parameter), None, None
-    return row_weights_backward(gradient, weights, ctx.family, ctx.parameter), None, None
+    with asked_again(ctx.on_gpu):  # the kernels of the forward pass
+        return row_weights_backward(gradient, weights, ctx.family, ctx.parameter), None, None
 
 
 def _tsallis(gradient: Tensor, weights: Tensor, eps: float) -> Tensor:
@@ -168,14 +171,21 @@ def _empty_like(rows: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(rows)
 
 
-row_weights = register_native(_LIBRARY, "row_weights", _weights, _empty_like)
+row_weights = register_native(
+    _LIBRARY, "row_weights", _weights, _empty_like, gpu="rows:row_weights"
+)
 row_weights_backward = register_native(
-    _LIBRARY, "row_weights_backward", _weights_backward, _empty_like
+    _LIBRARY,
+    "row_weights_backward",
+    _weights_backward,
+    _empty_like,
+    gpu="rows:row_weights_backward",
 )
 row_offsets = register_native(
     _LIBRARY,
     "row_offsets",
     _offsets,
     lambda scores, eps: scores.new_empty((scores.shape[0], 2), dtype=torch.float64),
+    gpu="rows:row_offsets",
 )
 torch.library.register_autograd("fenchel::row_weights", _backward, setup_context=_save)

@@ -210,7 +210,7 @@ def leading_score(scores: Tensor, rank: Tensor, allowed: Tensor) -> Tensor:
 def weigh_natively(scores: Tensor, family: str, parameter: float) -> Tensor | None:
     """`Regularizer.weigh` by a kernel, where there is one for these rows and this parameter."""
     low, high = FAMILIES[family]
-    if not low <= parameter <= high or against_rows(scores) is not None:
+    if not low <= parameter <= high or against_rows(scores, family) is not None:
         return None
     flat = scores.reshape(-1, scores.shape[-1])
     weights: Tensor = row_weights(flat, family, float(parameter))

@@ -36,7 +36,9 @@ class Configuration:
 
 
 # Small, so that short sequences have several blocks, chunks and lists that overflow.
-_INTERPRETED = Configuration(16, 16, 8, 16, split=(1, 2), chunk=2**15, programs=6, run=16, lanes=64)
+_INTERPRETED = Configuration(
+    32, 32, 32, 16, split=(1, 2), chunk=2**16, programs=6, run=32, lanes=256
+)
 
 
 def configuration(architecture: str, dtype: torch.dtype, width: int) -> Configuration:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -38,6 +39,21 @@ def is_interpreted() -> bool:
 def is_asked_for() -> bool:
     """Inside `fenchel.use("gpu")`: CPU tensors go to interpreted kernels."""
     return CHOSEN.get() == GPU
+
+
+# Compiled code keeps the choice that it was made with, as in `against_library` of `route.py`.
+is_asked_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@contextmanager
+def asked_again(asked: bool) -> Iterator[None]:
+    """For a backward pass, which may run outside of the block that its forward pass ran in."""
+    token = CHOSEN.set(GPU) if asked else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            CHOSEN.reset(token)
 
 
 def check_available() -> None:
@@ -83,7 +99,6 @@ def _against_device(device: torch.device) -> Reason:
     return _against_capability(device)
 
 
-# Compiled code keeps the choice that it was made with, as in `against_library` of `route.py`.
 _against_device._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -112,3 +127,14 @@ def load(place: str) -> Callable[..., Any]:
 def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Every launch goes through here."""
     kernel[grid](*arguments, **constants)
+
+
+def registers(most: int) -> dict[str, int]:
+    """An option of launches: the registers that a thread may have on an NVIDIA device.
+
+    Left alone, NVIDIA's compiler stores a few bytes elsewhere to fit one more program on a device.
+    """
+    if is_interpreted():
+        return {}
+    target = import_module("triton.runtime.driver").driver.active.get_current_target()
+    return {"maxnreg": most} if target.backend == "cuda" else {}

@@ -4,6 +4,7 @@
   matrices are right, and arithmetic is refused (kernels convert to float32 first);
 - tf32: the operands of such products are rounded to it;
 - the maximum or minimum of a number and NaN is the number;
+- a comparison of single numbers is a truth value, whatever it meets later;
 - overflow and NaN pass without a warning.
 """
 
@@ -22,12 +23,17 @@ _BUILDER = interpreter.InterpreterBuilder
 _Handle = interpreter.TensorHandle
 
 # What computes with floating-point numbers, by its name in the interpreter.
+_COMPARISONS = (
+    *(f"fcmp{order}" for order in ("OLT", "OGT", "OLE", "OGE", "OEQ", "ONE")),
+    *(f"fcmp{order}" for order in ("ULT", "UGT", "ULE", "UGE", "UEQ", "UNE")),
+    *(f"icmp{order}" for order in ("SLT", "SGT", "SLE", "SGE", "EQ", "NE")),
+    *(f"icmp{order}" for order in ("ULT", "UGT", "ULE", "UGE")),
+)
 _ARITHMETIC = (
     *("fadd", "fsub", "fmul", "fdiv", "frem", "fma", "precise_divf", "clampf"),
     *("minimumf", "minnumf", "maximumf", "maxnumf", "floor", "ceil"),
     *("exp", "exp2", "log", "log2", "sqrt", "precise_sqrt", "rsqrt", "sin", "cos", "erf"),
-    *(f"fcmp{order}" for order in ("OLT", "OGT", "OLE", "OGE", "OEQ", "ONE")),
-    *(f"fcmp{order}" for order in ("ULT", "UGT", "ULE", "UGE", "UEQ", "UNE")),
+    *_COMPARISONS,
 )
 
 
@@ -46,6 +52,8 @@ def mend() -> None:
     _BUILDER.create_clampf = _mended_clamp(clamp)
     _BUILDER.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     _BUILDER.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+    for name in _COMPARISONS:
+        setattr(_BUILDER, f"create_{name}", _truth(getattr(_BUILDER, f"create_{name}")))
     for name in _ARITHMETIC:
         operation = getattr(_BUILDER, f"create_{name}")
         setattr(_BUILDER, f"create_{name}", _in_float32(operation))
@@ -111,6 +119,10 @@ def _mended_clamp(original: Callable[..., Any]) -> Callable[..., Any]:
         return self.ternary_op(x, low, high, lambda v, lo, hi: np.fmin(np.fmax(v, lo), hi))
 
     return clamp
+
+
+def _truth(comparison: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, a, b: _Handle(comparison(self, a, b).data, tl.int1)
 
 
 def _in_float32(operation: Callable[..., Any]) -> Callable[..., Any]:
