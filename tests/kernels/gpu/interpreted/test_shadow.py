@@ -238,7 +238,7 @@ def test_without_products_of_bytes_the_same_bounds(calls, monkeypatch):
         return replace(configuration(*arguments), multiplies_bytes=False)
 
     monkeypatch.setattr(shapes, "configuration", older)
-    assert torch.equal(fl.decode(query, cache, HALF), first)
+    torch.testing.assert_close(fl.decode(query, cache, HALF), first)  # blocks are smaller, too
     a, b = (call.by_row(call.found.upper)[..., :60] for call in calls)
     assert torch.equal(a, b)
 
