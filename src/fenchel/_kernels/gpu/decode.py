@@ -276,28 +276,33 @@ def search(x, found, splits, BM: tl.constexpr, SPLIT: tl.constexpr, CAPACITY: tl
     eps = load_eps(x, bh, i, FAMILY)
     parts = count_parts(found, place, splits, SPLIT, CAPACITY, EB)
     top = tl.full((1,), -INF, tl.float32)
-    alone = tl.full((1,), -INF, tl.float32)
     strange = tl.zeros((1,), tl.int32)
     for part in range(parts):
-        _, _, _, s, m = load_part(
+        _, _, _, s, _ = load_part(
             x, found, bh, i, place, part, first, last, splits, SPLIT, CAPACITY, EB
         )
-        answered = s < INF
-        strange = tl.maximum(strange, tl.max(tl.where(answered, 0, 1), 1))
-        s = tl.where(answered, s, -INF)
-        offset = s - room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
-        top, alone = tl.maximum(top, tl.max(s, 1)), tl.maximum(alone, tl.max(offset, 1))
+        strange = tl.maximum(strange, tl.max(tl.where(s < INF, 0, 1), 1))
+        top = tl.maximum(top, tl.max(tl.where(s < INF, s, -INF), 1))
     sink, sink_mass = sinks_of(x, bh, i)
     broken = (strange > 0) | ((sink < INF) == 0)
     sink = tl.where(sink < INF, sink, -INF)
     top = tl.maximum(top, sink)
-    alone = tl.maximum(alone, sink - room(sink_mass, eps, FAMILY))
     centre = tl.where(top > -INF, top, 0.0)
     bounds = found.bounds + place * 3 + tl.arange(0, 1)
-    from_lanes = tl.load(bounds) - centre + tl.load(bounds + 1)
-    rest = tl.maximum(alone - centre, from_lanes)
+    rest = tl.load(bounds) - centre + tl.load(bounds + 1)
+    rest = tl.maximum(rest, sink - centre - room(sink_mass, eps, FAMILY))
+    if x.has_mass is not None:
+        for part in range(parts):
+            _, _, _, s, m = load_part(
+                x, found, bh, i, place, part, first, last, splits, SPLIT, CAPACITY, EB
+            )
+            rooms = room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
+            d = tl.where(s < INF, s, -INF) - centre[:, None]
+            rest = tl.maximum(rest, tl.max(d - rooms, 1))
+    else:
+        rest = tl.maximum(rest, top - centre - room(tl.full((1,), 1.0, tl.float32), eps, FAMILY))
     rest = tl.where(top > -INF, rest, 0.0)
-    rest -= MARGIN * (1.0 + tl.abs(rest) + tl.abs(centre))
+    rest -= MARGIN * (1.0 + tl.abs(rest))
     of_sink = sink - centre
     k, going = 0, 1
     while (k < STEPS) & (going > 0):

@@ -20,7 +20,7 @@ from torch import Tensor
 from fenchel._kernels.attention_call import Arguments
 from fenchel._kernels.gpu import decode, shadow
 from fenchel._kernels.gpu.call import Operand, family, operand
-from fenchel._kernels.gpu.device import run
+from fenchel._kernels.gpu.device import registers, run
 from fenchel._kernels.gpu.folding import fold
 from fenchel._kernels.gpu.shapes import shapes
 from fenchel._kernels.gpu.stored import Pages, Shadow, read_pages, read_shadow, upload
@@ -28,6 +28,7 @@ from fenchel._kernels.pages import PAGE, PagePool
 
 _LEAST_INTEGERS = 32  # components of a product of bytes on tensor cores
 _ROWS = 16  # of a tile
+_REGISTERS = 255  # of a thread, in kernels that else give some up for one more program
 
 
 class Found(NamedTuple):
@@ -81,6 +82,7 @@ class Split:
         self.cut = {"SPLIT": self.length}
         self.keys = {"BN": self.block, **self.cut}
         self.options = {"num_warps": self.settings.warps[0], "num_stages": self.settings.stages}
+        self.most = registers(_REGISTERS)
         self.exact = cached is None or cached.shadow is None
         self.found = self._make_room(x.query.device)
 
@@ -134,7 +136,7 @@ class Split:
         if self.exact:
             run(
                 decode.scan, grid, call, pages, found, **self.query, **self.rows, **self.keys,
-                **self.kind, **self.options,
+                **self.kind, **self.options, **self.most,
             )  # fmt: skip
         else:
             assert self.cached is not None
@@ -143,6 +145,7 @@ class Split:
                 shadow.scan_shadow, grid, call, pages, self.cached.shadow, found,
                 D=self.query["D"], WIDTH=width, BYTES=size.multiplies_bytes, **self.rows,
                 **self.keys, **self.kind, num_warps=size.warps[1], num_stages=size.stages,
+                **self.most,
             )  # fmt: skip
         lanes = self.splits * self.block
         run(

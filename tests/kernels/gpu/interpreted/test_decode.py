@@ -11,10 +11,12 @@ needs.package("triton", covers="decoding on a GPU, interpreted")
 
 import fenchel as fl  # noqa: E402 - triton is there
 from fenchel._attention.sparse import GPU_PATH  # noqa: E402
+from fenchel._kernels import library  # noqa: E402
 from fenchel._kernels.gpu import folding, split  # noqa: E402
 from tests.attention.decoding import HALF, P, draw, filled, operands, reference  # noqa: E402
 from tests.kernels.gpu import interpreter  # noqa: E402
 
+NAN, INF = float("nan"), float("inf")
 SLOW = pytest.mark.slow
 SPLIT, CACHED = {"scan"}, {"scan_shadow"}
 STRUCTURES = {
@@ -37,7 +39,7 @@ STRUCTURES = {
     "bias": {"attn_mask": draw(6, 1, 4, 1, 90)},
     "base": {"base": draw(7, 1, 4, 1, 90).exp()},
 }
-QUICK = ("window, ALiBi, softcap", "sink as base", "mask by head")
+QUICK = ("window, ALiBi, softcap",)
 BY_STRUCTURE = [pytest.param(s, marks=() if s in QUICK else SLOW) for s in STRUCTURES]
 
 
@@ -78,7 +80,7 @@ def test_attention_of_few_queries(structure, queries):
     assert difference(found, query, key, value, **options) < 1e-5
 
 
-@pytest.mark.parametrize("alpha", [1.1, pytest.param(1.3, marks=SLOW), 2.0])
+@pytest.mark.parametrize("alpha", [1.1, *(pytest.param(a, marks=SLOW) for a in (1.3, 2.0))])
 def test_every_alpha(alpha):
     query, key, value = operands(90, spread=2.0)
     regularizer = fl.Tsallis(alpha)
@@ -88,6 +90,7 @@ def test_every_alpha(alpha):
     assert difference(cached, query, key, value, regularizer) < 1e-5
 
 
+@SLOW
 def test_one_alpha_per_head_and_a_temperature():
     query, key, value = operands(70, spread=2.0)
     alpha = torch.tensor([1.2, 1.5, 2.0, 1.7], dtype=torch.float64)[:, None]
@@ -96,6 +99,7 @@ def test_one_alpha_per_head_and_a_temperature():
     assert difference(found, query, key, value, regularizer) < 1e-5
 
 
+@SLOW
 def test_what_keys_are_not_split_for():
     query, key, value = operands(90)
     few, many = operands(20), operands(90, queries=folding.MOST_ROWS)
@@ -104,7 +108,7 @@ def test_what_keys_are_not_split_for():
         "many queries": lambda: reference(*many),
         "dropout": lambda: fl.attention(query, key, value, HALF, dropout_p=0.1, enable_gqa=True),
         "bias by key and head": lambda: reference(
-            query, key, value, attn_mask=P.Preference(draw(9, 4, 90))
+            query, key, value, attn_mask=P.Preference(draw(9, 1, 4, 90))
         ),
         "a derivative": lambda: reference(query.clone().requires_grad_(), key, value),
     }
@@ -135,14 +139,16 @@ def test_every_structure(structure, queries):
     assert difference(found, query, key, value, **options) < 1e-5
 
 
-@pytest.mark.parametrize("length", [1, 2, 33, *(pytest.param(n, marks=SLOW) for n in (512, 1100))])
+@pytest.mark.parametrize("length", [33, *(pytest.param(n, marks=SLOW) for n in (1, 2, 512, 1100))])
 def test_every_length(length):
     query, key, value = operands(length, spread=2.0)
     found = launched(CACHED, fl.decode, query, filled(key, value), HALF)
     assert difference(found, query, key, value) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)], ids=str
+)
 @pytest.mark.parametrize("spread", [2.0, pytest.param(0.01, marks=SLOW)])
 def test_half_precision(dtype, spread):
     """No worse than twice the plain computation in that precision."""
@@ -167,7 +173,9 @@ def test_every_head_dimension(d):
     assert difference(found, query, key, value) < 1e-5
 
 
-@pytest.mark.parametrize("spread", [1e-3, pytest.param(1e-20, marks=SLOW), 1e3, 0.3])
+@pytest.mark.parametrize(
+    "spread", [1e-3, *(pytest.param(x, marks=SLOW) for x in (1e-20, 1e3, 0.3))]
+)
 def test_lists_overflow(spread):
     """Flat scores: every key may matter, and splits are used whole. Sharp ones: one key does."""
     query, key, value = operands(90, spread=spread)
@@ -183,7 +191,7 @@ def test_lists_overflow(spread):
         assert cache.read.scored.max() < 20
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-8, pytest.param(1e6, marks=SLOW), 1e25])
+@pytest.mark.parametrize("size", [1e25, *(pytest.param(x, marks=SLOW) for x in (1e-30, 1e-8, 1e6))])
 def test_keys_of_every_size(size):
     """Only the query brings the scores back to where they differ by about one."""
     query, key, value = operands(70)
@@ -195,12 +203,12 @@ def test_keys_of_every_size(size):
 
 
 def test_ragged_sequences_are_each_themselves():
-    query, key, value = operands(80, batch=3, spread=2.0, queries=2)
-    lengths = [80, 17, 2]
-    cache = fl.KeyValueCache(3, 2, 32, 16)
+    query, key, value = operands(70, batch=2, spread=2.0, queries=2)
+    lengths = [70, 17]
+    cache = fl.KeyValueCache(2, 2, 32, 16)
     cache.append(key, value, tokens=lengths)
     assert cache.pool.layout == "gpu"
-    for options in ({}, {"base": P.SlidingWindow(9), "attn_mask": P.ALiBi(4)}):
+    for options in ({"base": P.SlidingWindow(9), "attn_mask": P.ALiBi(4)},):
         found = launched(CACHED, fl.decode, query, cache, HALF, **options)
         for b, n in enumerate(lengths):
             one = query[b : b + 1], key[b : b + 1, :, :n], value[b : b + 1, :, :n]
@@ -224,6 +232,7 @@ def test_an_empty_cache_is_refused():
         _ = cache.read
 
 
+@SLOW
 def test_shared_pages_and_beams():
     query, key, value = operands(40, batch=2, spread=2.0)
     cache = filled(key, value)
@@ -250,11 +259,15 @@ def test_nothing_visible_gives_zeros():
 # ---- numbers that are none
 
 
-@pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf"), 1e38])
+@needs.unless(library.loaded() is not None, "no native kernels", "strange keys, as they see them")
+@pytest.mark.parametrize(
+    "strange", [NAN, *(pytest.param(x, marks=SLOW) for x in (INF, -INF, 1e38))]
+)
 def test_a_strange_key_spoils_its_own_rows_alone(strange):
     query, key, value = operands(70, batch=2, spread=2.0)
     key[1, 0, 33, 5] = strange
-    expected = exactly(reference, query, key, value).float()
+    with fl.use("native"):  # which hides a key of score -inf, as these kernels do
+        expected = reference(query, key, value)
     for found in (
         launched(SPLIT, reference, query, key, value),
         launched(CACHED, fl.decode, query, filled(key, value), HALF),
@@ -264,7 +277,7 @@ def test_a_strange_key_spoils_its_own_rows_alone(strange):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("strange", [float("nan"), float("inf"), 0.0])
+@pytest.mark.parametrize("strange", [INF, *(pytest.param(x, marks=SLOW) for x in (NAN, 0.0))])
 def test_a_strange_query(strange):
     query, key, value = operands(70, spread=2.0)
     query[0, 1] = strange
@@ -294,6 +307,7 @@ def test_values_that_are_not_finite_count_where_they_carry_weight(spread):
 # ---- what is promised beside numbers
 
 
+@SLOW
 def test_the_same_call_has_the_same_bits():
     query, key, value = operands(90, spread=2.0)
     cache = filled(key, value)
@@ -301,23 +315,23 @@ def test_the_same_call_has_the_same_bits():
 
 
 def test_what_was_read():
-    query, key, value = operands(600, d=64, d_value=64, spread=4.0, heads=2)
+    query, key, value = operands(200, d=64, d_value=64, spread=4.0, heads=2)
     cache = filled(key, value)
     fl.decode(query, cache, HALF)
     read = cache.read
     weights = fl.attention_solution(query, key, value, HALF).weights.to_dense()
     assert torch.equal(read.support, (weights > 0).sum(-1))
-    assert bool((read.seen == 600).all())
+    assert bool((read.seen == 200).all())
     assert bool((read.scored >= read.support).all())
-    assert read.scored.max() < 100
-    assert read.bytes < 0.25 * read.bytes_of_all
-    assert read.bytes_of_all == 2 * 600 * 128 * 4
+    assert read.scored.max() < 40
+    assert read.bytes < 0.3 * read.bytes_of_all
+    assert read.bytes_of_all == 2 * 200 * 128 * 4
 
 
 def test_a_proof():
     query, key, value = operands(90, queries=2, spread=2.0)
     cache = filled(key, value)
-    for options in ({}, {"attn_mask": P.ALiBi(4), "softcap": 9.0}):
+    for options in ({"attn_mask": P.ALiBi(4), "softcap": 9.0}, {}):
         proof = fl.decode(query, cache, HALF, proof=True, **options)
         assert torch.equal(proof.output, fl.decode(query, cache, HALF, **options))
         assert bool((proof.largest_skipped <= proof.cut).all())
@@ -337,6 +351,7 @@ def test_what_has_no_proof_says_the_way_out():
         fl.decode(query, filled(key, value), fl.Tsallis(3.0), proof=True)
 
 
+@SLOW
 def test_others_read_everything():
     """Softmax, alpha beyond 2, and more rows than keys are split for."""
     query, key, value = operands(70, queries=40)
@@ -347,6 +362,7 @@ def test_others_read_everything():
         assert cache.read.bytes == cache.read.bytes_of_all
 
 
+@SLOW
 def test_a_saved_cache_comes_back(tmp_path):
     query, key, value = operands(70, spread=2.0)
     cache = filled(key, value)
