@@ -138,9 +138,7 @@ def _against_masses(numbers: CallNumbers, regularizer: Tsallis) -> Reason:
     if base.relative is None and base.of_key is None and base.sink is None:
         return None  # a mask: no number of the bias is looked at
     masked = masked or isinstance(call.base, Tensor) or _hides(numbers.bias)
-    return against_structured_masses(
-        numbers.base, None if masked else numbers.seen_surely(), dtype, alpha
-    )
+    return against_structured_masses(base, None if masked else numbers.seen_surely(), dtype, alpha)
 
 
 def _hides(bias: Structure | None) -> bool:

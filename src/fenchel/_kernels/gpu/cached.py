@@ -35,7 +35,8 @@ def decode(
     counts = torch.empty((*rows, COUNTS), dtype=torch.int64, device=pool.device)
     split = Split(x, read_cache(pool, numbers, lengths))
     split.run(output, counts)
-    return Decoded(output, counts, *(_skipped(split, rows) if proof else (None, None)))
+    candidates, bounds = _skipped(split, rows) if proof else (None, None)
+    return Decoded(output, counts, candidates, bounds)
 
 
 def _skipped(split: Split, rows: torch.Size) -> tuple[Tensor, Tensor]:

@@ -203,10 +203,11 @@ def _split_length(settings: Any, units: int, keys: int) -> int:
 def read_cache(pool: PagePool, numbers: Tensor, lengths: list[int]) -> Cached:
     """The tokens of some sequences. numbers: of their pages, on the host."""
     device, longest = pool.device, max(lengths)
-    operands = (Operand(stored, stored.stride()[:3]) for stored in pool.operands)
+    key, value = (Operand(stored, stored.stride()[:3]) for stored in pool.operands)
     behind = torch.tensor([longest - length for length in lengths])
     return Cached(
-        *operands,
+        key=key,
+        value=value,
         pages=read_pages(numbers, device),
         shadow=read_shadow(pool.shadow, pool.d, PAGE) if pool.shadow.shape[-1] else None,
         behind=None if min(lengths) == longest else upload(behind, device),

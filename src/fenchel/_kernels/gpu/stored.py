@@ -68,11 +68,12 @@ def _sizes(d: int, page: int) -> tuple[int, int, int, int]:
 def read_shadow(storage: Tensor, d: int, page: int) -> Shadow:
     """storage: bytes (head, page, byte)."""
     dtypes = (torch.float32, torch.float32, torch.int32, torch.int8)
-    parts = []
+    parts: list[Part] = []
     for piece, dtype in zip(storage.split(_sizes(d, page), -1), dtypes, strict=True):
         data = piece.view(dtype)
         parts.append(Part(data, data.stride()[:2]))
-    return Shadow(*parts, width=-(-d // 16) * 16)
+    centre, norm, words, whole = parts
+    return Shadow(centre, norm, words, whole, -(-d // 16) * 16)
 
 
 def upload(numbers: Tensor, device: torch.device) -> Tensor:
@@ -90,10 +91,12 @@ def append(
 ) -> None:
     """Store new tokens, and their shadow where the pool has one."""
     tokens, device = key.shape[2], key.device
-    stored = (Operand(x, x.stride()[:3]) for x in pool.operands)
+    key_pages, value_pages = (Operand(x, x.stride()[:3]) for x in pool.operands)
     x = Append(
-        *(operand(new.detach()) for new in (key, value)),
-        *stored,
+        new_key=operand(key.detach()),
+        new_value=operand(value.detach()),
+        key=key_pages,
+        value=value_pages,
         pages=read_pages(numbers, device),
         lengths=upload(lengths, device),
         tokens=tokens,

@@ -328,16 +328,17 @@ def test_what_was_read():
     assert read.bytes_of_all == 2 * 200 * 128 * 4
 
 
-def test_a_proof():
-    query, key, value = operands(90, queries=2, spread=2.0)
-    cache = filled(key, value)
-    for options in ({"attn_mask": P.ALiBi(4), "softcap": 9.0}, {}):
-        proof = fl.decode(query, cache, HALF, proof=True, **options)
-        assert torch.equal(proof.output, fl.decode(query, cache, HALF, **options))
-        assert bool((proof.largest_skipped <= proof.cut).all())
-        assert proof.candidates.double().mean() < 0.5
-        with fl.use("torch"):
-            proof.check(key)
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"attn_mask": P.ALiBi(4), "softcap": 9.0}, marks=SLOW)]
+)
+def test_a_proof(options):
+    query, key, value = operands(90, spread=2.0)
+    proof = fl.decode(query, filled(key, value), HALF, proof=True, **options)
+    assert difference(proof.output, query, key, value, **options) < 1e-5
+    assert bool((proof.largest_skipped <= proof.cut).all())
+    assert proof.candidates.double().mean() < 0.5
+    with fl.use("torch"):
+        proof.check(key)
     wrong = key.clone()
     skipped = int((~proof.candidates[0, 0, 0]).nonzero()[0])
     wrong[0, 0, skipped] = query[0, 0, 0] * 30

@@ -15,7 +15,7 @@ from fenchel._kernels.pages import PAGE  # noqa: E402
 from tests.attention.decoding import HALF, P, draw, filled, operands  # noqa: E402
 
 SLOW = pytest.mark.slow
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, *(pytest.param(x, marks=SLOW) for x in (torch.float32, torch.float16)))
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +86,10 @@ def exact_scores(query, key, scale=None):
 # ---- writing
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-37, 1.0, 1e15, 1e29, 1e36])
-@pytest.mark.parametrize("d", [3, 40])
+@pytest.mark.parametrize(
+    "scale", [1.0, 1e36, *(pytest.param(x, marks=SLOW) for x in (0.0, 1e-37, 1e15, 1e29))]
+)
+@pytest.mark.parametrize("d", [3, pytest.param(40, marks=SLOW)])
 def test_no_residual_is_longer_than_it_says(d, scale):
     key = (draw(0, 1, 2, 70, d) + 3 * draw(1, 1, 2, 1, d)) * scale
     left, rho = check_residuals(filled(key, key))
@@ -183,7 +185,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", ["byte", *(pytest.param(w, marks=SLOW) for w in list(WRONG)[1:])])
 def test_a_wrong_number_in_the_shadow_is_caught(calls, wrong):
     query, key, value = operands(60, heads=1, kv_heads=1, spread=2.0)
     cache = filled(key, value)
@@ -205,6 +207,7 @@ def test_a_single_wrong_byte_is_caught():
         check_residuals(cache)
 
 
+@SLOW
 def test_softcap_and_bias_keep_the_bounds(calls):
     query, key, value = operands(60, spread=30.0)
     options = {"attn_mask": P.ALiBi(4), "softcap": 2.0}
@@ -215,7 +218,9 @@ def test_softcap_and_bias_keep_the_bounds(calls):
     check_bounds(calls[0], scores - slopes.view(1, 4, 1, 1) * far)
 
 
-@pytest.mark.parametrize("strange", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize(
+    "strange", [float("nan"), *(pytest.param(x, marks=SLOW) for x in (float("inf"), 1e38))]
+)
 def test_a_strange_key_is_never_ruled_out(calls, strange):
     query, key, value = operands(60)
     key[0, 0, 3, 5] = strange
@@ -227,6 +232,7 @@ def test_a_strange_key_is_never_ruled_out(calls, strange):
     assert bool(upper[:, 0, :, 4:60].isfinite().all())
 
 
+@SLOW
 def test_without_products_of_bytes_the_same_bounds(calls, monkeypatch):
     """As on Turing, for which Triton has none."""
     query, key, value = operands(60, spread=2.0)
@@ -246,6 +252,7 @@ def test_without_products_of_bytes_the_same_bounds(calls, monkeypatch):
 # ---- which kernels a pool belongs to
 
 
+@SLOW
 def test_a_pool_keeps_to_one_layout():
     query, key, value = operands(60)
     with fl.use("native"):
