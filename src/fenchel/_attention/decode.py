@@ -79,7 +79,7 @@ def decode(
     error: float | None = None,
     proof: bool = False,
 ) -> Tensor | DecodeProof:
-    """The attention of the last tokens of a cache, bit for bit that of `attention`.
+    """The attention of the last tokens of a cache: on the CPU bit for bit that of `attention`.
 
     >>> cache.append(key, value)                                  # first the token itself
     >>> fl.decode(query, cache, fl.Tsallis(1.5))                  # then it asks
@@ -89,6 +89,7 @@ def decode(
     that position. One pass over the shadow of the keys bounds every score from above. Keys whose
     bound lies below the threshold get no weight whatever their score is, and are not read. The
     others are scored as `attention` scores them. Softmax gives every key a weight, and reads all.
+    On a GPU the same is true up to rounding; see `explain` for what is known of that path.
 
     query: (batch, head, query, d), in the dtype of the cache; head is a multiple of the cache's
         kv_heads. No gradient is computed: one that would be expected is an error.

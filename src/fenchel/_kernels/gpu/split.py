@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.attention_call import Arguments
-from fenchel._kernels.gpu import decode, shadow
+from fenchel._kernels.gpu import decode, decode_search, shadow
 from fenchel._kernels.gpu.call import Operand, family, operand
 from fenchel._kernels.gpu.device import registers, run
 from fenchel._kernels.gpu.folding import fold
@@ -175,7 +175,7 @@ class Split:
     def weigh(self) -> None:
         size = self.settings
         run(
-            decode.search, (self.units, _ROWS), self.call, self.found, self.splits,
+            decode_search.search, (self.units, _ROWS), self.call, self.found, self.splits,
             EB=size.lanes, STEPS=size.steps[1], **self.rows, **self.cut, **self.entries,
             **self.kind,
         )  # fmt: skip

@@ -27,6 +27,10 @@ STRUCTURES = {
     "T5 table": {"attn_mask": P.RelativeBuckets(draw(8, 4, 8), max_distance=64)},
     "sink": {"attn_mask": P.Sink(torch.tensor([0.5, -1.0, 2.0, 0.0]))},
     "sink as base": {"base": P.Sink(torch.tensor([0.5, -1.0, 2.0, 0.0]))},
+    "a high sink of little mass": {
+        "base": P.Sink(torch.full((4,), -4.0)),
+        "attn_mask": torch.full((1, 1, 1, 90), -9.0),
+    },
     "softcap": {"softcap": 3.0},
     "window, ALiBi, softcap": {
         "base": P.SlidingWindow(50),
