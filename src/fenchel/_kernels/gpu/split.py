@@ -82,7 +82,6 @@ class Split:
         self.cut = {"SPLIT": self.length}
         self.keys = {"BN": self.block, **self.cut}
         self.options = {"num_warps": self.settings.warps[0], "num_stages": self.settings.stages}
-        self.most = registers(_REGISTERS)
         self.exact = cached is None or cached.shadow is None
         self.found = self._make_room(x.query.device)
 
@@ -133,10 +132,11 @@ class Split:
         """Candidates and their scores."""
         grid, size = (self.units, self.splits), self.settings
         call, pages, found = self.call, self.pages, self.found
+        heavy = {"num_warps": size.warps[1], "num_stages": size.stages, **registers(_REGISTERS)}
         if self.exact:
             run(
                 decode.scan, grid, call, pages, found, **self.query, **self.rows, **self.keys,
-                **self.kind, **self.options, **self.most,
+                **self.kind, **heavy,
             )  # fmt: skip
         else:
             assert self.cached is not None
@@ -144,8 +144,7 @@ class Split:
             run(
                 shadow.scan_shadow, grid, call, pages, self.cached.shadow, found,
                 D=self.query["D"], WIDTH=width, BYTES=size.multiplies_bytes, **self.rows,
-                **self.keys, **self.kind, num_warps=size.warps[1], num_stages=size.stages,
-                **self.most,
+                **self.keys, **self.kind, **heavy,
             )  # fmt: skip
         lanes = self.splits * self.block
         run(

@@ -24,7 +24,7 @@ STRUCTURES = {
     "window": {"base": P.SlidingWindow(40)},
     "ALiBi": {"attn_mask": P.ALiBi(4)},
     "ALiBi as base": {"base": P.ALiBi(4)},
-    "T5 table": {"attn_mask": P.RelativeBuckets(draw(8, 4, 8), max_distance=64)},
+    "T5 table": {"attn_mask": P.RelativeBuckets(draw(8, 8, 4), max_distance=64)},
     "sink": {"attn_mask": P.Sink(torch.tensor([0.5, -1.0, 2.0, 0.0]))},
     "sink as base": {"base": P.Sink(torch.tensor([0.5, -1.0, 2.0, 0.0]))},
     "a high sink of little mass": {
