@@ -39,7 +39,9 @@ def reference(query, key, value, regularizer=HALF, base=None, attn_mask=None, **
         return term.shifted(offset) if isinstance(term, P.Prior) and offset else term
 
     base, attn_mask = placed(base), placed(attn_mask)
-    if query.shape[2] > 1:
+    if query.shape[2] > 1 and isinstance(base, torch.Tensor):
+        base = base * torch.ones(query.shape[2], key.shape[2]).tril(offset).to(base.dtype)
+    elif query.shape[2] > 1:
         base = past if base is None else base * past
     return fl.attention(
         query, key, value, regularizer, base=base, attn_mask=attn_mask, enable_gqa=True, **options

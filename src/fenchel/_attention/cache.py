@@ -55,6 +55,8 @@ class KeyValueCache:
     Beside each key stands its shadow: one byte per component, and a bound on what that leaves out.
 
     d_value: components of a value; None: as many as of a key.
+    device: of the pages. On a CUDA device the shadow belongs to the GPU kernels; what `fl.explain`
+        says of that path holds for it.
     capacity: most tokens of a sequence, taken at once; None: as many as come.
     pool: of another cache, to share its memory. Pages are shared by `select`, and copied when one
         of the sequences writes to them.

@@ -17,10 +17,13 @@ from fenchel._attention.dense import FEW, as_tsallis
 from fenchel._attention.front import attention, paths_of
 from fenchel._attention.plans import Described, describe_lengths, recall, remember
 from fenchel._attention.proof import DecodeProof
-from fenchel._attention.sparse import NATIVE_PATH, CallNumbers, arguments
+from fenchel._attention.sparse import GPU_PATH, NATIVE_PATH, CallNumbers, arguments, for_gpu
 from fenchel._attention.step import DecodingStep
 from fenchel._kernels.attention_call import Saved, problem
 from fenchel._kernels.attention_plan import Extent, Lengths
+from fenchel._kernels.choice import GPU
+from fenchel._kernels.gpu.device import load
+from fenchel._kernels.gpu.folding import against_folding
 from fenchel._kernels.library import run, view
 from fenchel._kernels.route import choose
 from fenchel._numerics import check_tensor, transformed
@@ -76,7 +79,7 @@ def decode(
     error: float | None = None,
     proof: bool = False,
 ) -> Tensor | DecodeProof:
-    """The attention of the last tokens of a cache, bit for bit that of `attention`.
+    """The attention of the last tokens of a cache: on the CPU bit for bit that of `attention`.
 
     >>> cache.append(key, value)                                  # first the token itself
     >>> fl.decode(query, cache, fl.Tsallis(1.5))                  # then it asks
@@ -86,6 +89,7 @@ def decode(
     that position. One pass over the shadow of the keys bounds every score from above. Keys whose
     bound lies below the threshold get no weight whatever their score is, and are not read. The
     others are scored as `attention` scores them. Softmax gives every key a weight, and reads all.
+    On a GPU the same is true up to rounding; see `explain` for what is known of that path.
 
     query: (batch, head, query, d), in the dtype of the cache; head is a multiple of the cache's
         kv_heads. No gradient is computed: one that would be expected is an error.
@@ -175,13 +179,15 @@ class _Decoding:
                 f"a proof is about sequences of one length, got {self.cache.lengths}; prove them "
                 "one by one, by cache.select([i])"
             )
-        native = self._native(options, proof)
-        if native is not None:
-            return native
+        found = self._on_gpu(options, proof)
+        found = self._native(options, proof) if found is None else found
+        if found is not None:
+            return found
         if proof:
             raise ValueError(
                 "a proof is of what was skipped, and nothing skips here: it needs Tsallis with "
-                "alpha > 1, the native kernels, and float32, bfloat16 or float16"
+                "alpha > 1 (on a GPU at most 2), a cache with a shadow by the kernels that run "
+                "here, and float32, bfloat16 or float16"
             )
         output = self._attend_all(options)
         self._note_all()
@@ -205,6 +211,31 @@ class _Decoding:
             )
         with self.cache._lock, torch.no_grad():
             return approximate_softmax(self.query, self.cache, self.regularizer, scale, error)
+
+    # ---- kernels on a GPU
+
+    def _on_gpu(self, options: Options, proof: bool) -> tuple[Tensor, Any, Any] | None:
+        """Where the cache has their shadow, and nothing speaks against them."""
+        regularizer, cache = self.regularizer, self.cache
+        if not isinstance(regularizer, Tsallis) or cache.pool.layout != GPU:
+            return None
+        if observer() is not None or (not self.is_even and _holds_documents(options)):
+            return None
+        call = self._call(options)
+        path, _ = choose(paths_of(call, regularizer))
+        if path.name != GPU_PATH:
+            return None
+        x = for_gpu(arguments(CallNumbers(self._with_causality(call)), regularizer), regularizer)
+        if against_folding(x, save=False) is not None:
+            return None
+        table = cache._table
+        table.refresh()
+        decoded = load("cached:decode")(x, cache.pool, table.numbers, table.lengths, proof)
+        cache._counts_read = decoded.counts
+        return decoded.output, decoded.candidates, decoded.bounds
+
+    def _with_causality(self, call: AttentionCall) -> AttentionCall:
+        return replace(call, causal=True, first=self.offset) if self.is_causal else call
 
     # ---- native kernels
 
@@ -249,9 +280,8 @@ class _Decoding:
 
     def _call(self, options: Options) -> AttentionCall:
         """With nothing in place of keys and values: only their shapes count."""
-        nothing, cache = self.query.new_zeros(()), self.cache
-        key = nothing.expand(cache.batch, cache.kv_heads, self.keys, cache.d)
-        value = nothing.expand(cache.batch, cache.kv_heads, self.keys, cache.d_value)
+        cache, tokens = self.cache, (self.cache.batch, self.cache.kv_heads, self.keys)
+        key, value = (self.query.new_zeros(d).expand(*tokens, d) for d in (cache.d, cache.d_value))
         return prepare(self.query, key, value, options)
 
     def _extent(self, described: Described) -> Extent:
@@ -262,8 +292,7 @@ class _Decoding:
 
     def _run_arguments(self, call: AttentionCall, output: Tensor, struct: _Struct) -> None:
         """A call whose kind has no plan."""
-        if self.is_causal:
-            call = replace(call, causal=True, first=self.offset)
+        call = self._with_causality(call)
         assert isinstance(self.regularizer, Tsallis | Shannon)
         x = arguments(CallNumbers(call), as_tsallis(self.regularizer))
         nothing = output.new_empty(0)

@@ -132,12 +132,13 @@ def _against_masses(numbers: CallNumbers, regularizer: Tsallis) -> Reason:
     if isinstance(call.base, Tensor) and call.base.dtype != torch.bool:
         log_mass = unexpand(call.base).to(dtype).log()
         return against_masses(log_mass, alpha, masked or call.causal or numbers.bias is not None)
-    if numbers.base is None or is_softmax(regularizer):
+    base = numbers.base
+    if base is None or is_softmax(regularizer):
         return None
+    if base.relative is None and base.of_key is None and base.sink is None:
+        return None  # a mask: no number of the bias is looked at
     masked = masked or isinstance(call.base, Tensor) or _hides(numbers.bias)
-    return against_structured_masses(
-        numbers.base, None if masked else numbers.seen_surely(), dtype, alpha
-    )
+    return against_structured_masses(base, None if masked else numbers.seen_surely(), dtype, alpha)
 
 
 def _hides(bias: Structure | None) -> bool:

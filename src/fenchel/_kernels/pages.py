@@ -1,7 +1,8 @@
 """Pages of a cache: keys, values, and the shadow of the keys that decoding reads first.
 
 A page holds PAGE tokens of all heads. Several caches may share a pool, and several sequences a
-page. The native code writes the shadow (`native/shadow.h`); without it there is none.
+page. Native code writes the shadow (`native/shadow.h`), or kernels in Triton do, in a layout of
+their own (`gpu/shadow.py`); a pool keeps to one of them, and without either there is none.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._kernels.choice import GPU, NATIVE
+from fenchel._kernels.gpu import stored
+from fenchel._kernels.gpu.device import against_gpu
 from fenchel._kernels.library import (
     AppendProblem,
     BoundsProblem,
@@ -26,7 +30,7 @@ from fenchel._kernels.library import (
     run,
     view,
 )
-from fenchel._kernels.route import against_library
+from fenchel._kernels.route import WIDEST_HEAD, against_library
 
 PAGE = 512  # tokens: kChunk of native/problem.h
 _SMALL = 256  # keys that one thread stores sooner than two
@@ -36,7 +40,8 @@ class PagePool:
     """Memory for pages. A page that nobody uses is given out again.
 
     key, value: (kv_head, page, token, component), so that pages in a row are tokens in a row.
-    shadow: bytes (kv_head, page, byte); empty where there is no native code for it.
+    shadow: bytes (kv_head, page, byte); empty where no kernels are there for it. layout: whose
+    kernels write and read it, "native" or "gpu", decided when the pool is made.
     """
 
     def __init__(
@@ -49,12 +54,12 @@ class PagePool:
         device: torch.device | str = "cpu",
     ) -> None:
         self.kv_heads, self.d, self.d_value = kv_heads, d, d_value
-        self.dtype, self.device = dtype, torch.device(device)
+        self.dtype, self.device = dtype, torch.empty(0, device=device).device
         self.tables: weakref.WeakSet[Any] = weakref.WeakSet()  # that have pages here
         self._users: list[int] = []  # of each page; an interrupt may leave too many, never too few
         self._free: dict[int, None] = {}  # pages without a user, the next one last
         self._views: tuple[Tensor, tuple[Any, Any, Any]] | None = None  # made when first asked for
-        self._has_shadow = self.device.type == "cpu" and dtype != torch.float64
+        self.layout = self._choose_layout()
         self.lock = threading.RLock()  # for caches that share this pool in several threads
         self.key, self.value, self.shadow = self._allocate(0)
         self.operands = _operands(self.key, self.value)
@@ -64,7 +69,7 @@ class PagePool:
             like = torch.empty(0, dtype=self.dtype, device=self.device)
             key = like.new_empty((self.kv_heads, pages, PAGE, self.d))
             value = like.new_empty((self.kv_heads, pages, PAGE, self.d_value))
-            shadow = torch.empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
+            shadow = like.new_empty((self.kv_heads, pages, self._record()), dtype=torch.uint8)
         return key, value, shadow
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,10 +81,21 @@ class PagePool:
         self._users, self._free = [0] * len(self), _without_user([0] * len(self))
         self.operands = _operands(self.key, self.value)  # pickled, they would be other memory
 
+    def _choose_layout(self) -> str | None:
+        """None: no shadow."""
+        if self.dtype == torch.float64:
+            return None
+        widest = max(self.d, self.d_value)
+        if widest <= WIDEST_HEAD and against_gpu(torch.empty(0, device=self.device)) is None:
+            return GPU
+        return NATIVE if self.device.type == "cpu" and loaded() is not None else None
+
     def _record(self) -> int:
         """Bytes of the shadow of one page of one head."""
         native = loaded()
-        return native.shadow_bytes(self.d) if native is not None and self._has_shadow else 0
+        if self.layout == GPU:
+            return stored.record_bytes(self.d, PAGE)
+        return native.shadow_bytes(self.d) if native is not None and self.layout else 0
 
     def __len__(self) -> int:
         return self.key.shape[1]
@@ -168,8 +184,11 @@ class PagePool:
         if self.is_native(key, value):
             run("append", self._problem(key, value, pages, lengths))
             return
-        if self._has_shadow:  # bytes of another time would be read as bounds
-            self._has_shadow = False
+        if self.layout == GPU and against_gpu(key) is None:
+            stored.append(self, key, value, pages, lengths, PAGE)
+            return
+        if self.layout is not None:  # bytes of another time would be read as bounds
+            self.layout = None
             self.shadow = self.shadow.new_empty((self.kv_heads, len(self), 0))
         for b, length in enumerate(lengths.tolist()):
             place = torch.arange(length, length + key.shape[2])
@@ -180,6 +199,7 @@ class PagePool:
 
     def is_native(self, key: Tensor, value: Tensor) -> bool:
         plain = type(key) is type(value) is Tensor and not key.is_neg() and not value.is_neg()
+        plain = plain and self.layout != GPU
         has_code = self.shadow.shape[-1] > 0 or self.dtype is torch.float64
         return plain and has_code and key.is_cpu and against_library() is None
 
@@ -191,7 +211,7 @@ class PagePool:
         query: float32 (batch, head, query, d), times the scale. Returns (batch, head, query, key)
         twice; -inf and 0 beyond a sequence's end. None where there is no shadow.
         """
-        if not self.shadow.shape[-1] or against_library() is not None:
+        if not self.has_native_shadow or against_library() is not None:
             return None
         shape = (*query.shape[:3], keys)
         upper, width = query.new_full(shape, -torch.inf), query.new_zeros(shape)
@@ -204,6 +224,10 @@ class PagePool:
         p.upper, p.width = upper.data_ptr(), width.data_ptr()
         run("bounds", p)
         return upper, width
+
+    @property
+    def has_native_shadow(self) -> bool:
+        return self.layout == NATIVE and self.shadow.shape[-1] > 0
 
     def _problem(self, key: Tensor, value: Tensor, pages: Tensor, lengths: Tensor) -> Any:
         p: Any = AppendProblem()
@@ -220,7 +244,8 @@ class PagePool:
         """(page, head, token, component) of keys, values and shadow, as native code reads them."""
         if self._views is None or self._views[0] is not self.shadow:
             key, value = map(view, self.operands)
-            self._views = (self.shadow, (key, value, _records(self.shadow)))
+            shadow = _records(self.shadow) if self.has_native_shadow else View()
+            self._views = (self.shadow, (key, value, shadow))
         return self._views[1]
 
 

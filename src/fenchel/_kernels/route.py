@@ -176,7 +176,7 @@ def against_sparse_attention(
     return reason or against_native(query)
 
 
-_WIDEST_HEAD = 256  # components that the GPU's kernels hold of a token
+WIDEST_HEAD = 256  # components that the GPU's kernels hold of a token
 
 
 def against_gpu_attention(
@@ -189,8 +189,8 @@ def against_gpu_attention(
     if query.dtype == torch.float64:
         return "GPU kernels compute in float32, the operands are float64"
     widest = max(query.shape[-1], value.shape[-1])
-    if widest > _WIDEST_HEAD:
-        return f"GPU kernels take {_WIDEST_HEAD} components of a head at most, got {widest}"
+    if widest > WIDEST_HEAD:
+        return f"GPU kernels take {WIDEST_HEAD} components of a head at most, got {widest}"
     if isinstance(alpha, Tensor):
         if has(alpha > 2):
             return "GPU kernels take alpha from 1 to 2, some of these are larger"

@@ -21,12 +21,13 @@ from fenchel._kernels.gpu.scores import (
 )
 
 MARGIN = tl.constexpr(4e-6)  # of rounding, relative to the distances
+LARGE = tl.constexpr(1e10)
 
 
 @triton.jit
-def best(x, s, m, eps, score, alone, mass, FAMILY: tl.constexpr):
-    """(score, offset that it would have alone, mass) of the best key of each lane so far; NaN and
-    +inf stay once they are there."""
+def keep_better(x, score, alone, mass, s, m, eps, FAMILY: tl.constexpr):
+    """Of each lane the key that has the highest offset alone: its score, that offset, its mass. NaN
+    and +inf stay once they are there."""
     if x.has_mass is not None:
         offset = s - room(tl.where(m > 0, m, 1.0), eps[:, None], FAMILY)
         offset = tl.where(s < INF, offset, INF)
@@ -35,6 +36,32 @@ def best(x, s, m, eps, score, alone, mass, FAMILY: tl.constexpr):
         return tl.where(better, s, score), alone, tl.where(better, m, mass)
     else:
         return tl.maximum(score, s, propagate_nan=tl.PropagateNan.ALL), alone, mass
+
+
+@triton.jit
+def lower_bound(score, mass, sink, sink_mass, eps, STEPS: tl.constexpr, FAMILY: tl.constexpr):
+    """From some keys (rows, lanes) and the sink: a centre, a lower bound of the offset from there,
+    and of the score that a key needs; and whether there is any of them."""
+    top = tl.maximum(tl.max(score, 1), sink)
+    centre = tl.where(top > -INF, top, 0.0)
+    d = score - centre[:, None]
+    of_sink = sink - centre
+    rooms = room(mass, eps[:, None], FAMILY)
+    rest = tl.max(d - rooms, 1)
+    rest = tl.maximum(rest, of_sink - room(sink_mass + tl.zeros_like(eps), eps, FAMILY))
+    seen = rest > -INF
+    rest = tl.where(seen, rest, 0.0)
+    for _ in range(STEPS):
+        p, w = weigh(d - rest[:, None], eps[:, None], FAMILY)
+        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+        total = tl.sum(p * mass, 1) + sink_p * sink_mass
+        slope = tl.sum(w * mass, 1) + sink_w * sink_mass
+        rest += tl.maximum(step(total, slope, eps, FAMILY), 0.0)
+    size = tl.minimum(tl.abs(centre), LARGE)  # beyond, the search would leave float32
+    rest -= MARGIN * (1.0 + tl.abs(rest) + size)
+    low = rest - reach(eps, FAMILY)
+    low -= MARGIN * tl.abs(low)
+    return centre, rest, low, seen
 
 
 @triton.jit
@@ -62,36 +89,19 @@ def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.con
     for block in range(begin, whole):
         s, m = tile(x, q, keys, bh, i, block * BN, first, last, 0, BN, D, WIDTH, PRECISION)
         tl.store(tops + block * BM, tl.max(s, 1))
-        score, alone, mass = best(x, s, m, eps, score, alone, mass, FAMILY)
+        score, alone, mass = keep_better(x, score, alone, mass, s, m, eps, FAMILY)
     for block in range(whole, partial):
         s, m = tile(x, q, keys, bh, i, block * BN, first, last, 1, BN, D, WIDTH, PRECISION)
         tl.store(tops + block * BM, tl.max(s, 1))
-        score, alone, mass = best(x, s, m, eps, score, alone, mass, FAMILY)
+        score, alone, mass = keep_better(x, score, alone, mass, s, m, eps, FAMILY)
     for block in range(partial, end):
         s, m = tile(x, q, keys, bh, i, block * BN, first, last, 0, BN, D, WIDTH, PRECISION)
         tl.store(tops + block * BM, tl.max(s, 1))
-        score, alone, mass = best(x, s, m, eps, score, alone, mass, FAMILY)
+        score, alone, mass = keep_better(x, score, alone, mass, s, m, eps, FAMILY)
     broken = tl.max(tl.where(score < INF, 0, 1), 1)  # NaN or +inf
     score = tl.where(score < INF, score, -INF)
     sink, sink_mass = sink_of(x, bh)
-    top = tl.maximum(tl.max(score, 1), sink)
-    centre = tl.where(top > -INF, top, 0.0)
-    d = score - centre[:, None]
-    of_sink = sink - centre
-    rooms = room(mass, eps[:, None], FAMILY)
-    rest = tl.max(d - rooms, 1)
-    rest = tl.maximum(rest, of_sink - room(sink_mass + tl.zeros_like(eps), eps, FAMILY))
-    seen = rest > -INF
-    rest = tl.where(seen, rest, 0.0)
-    for _ in range(STEPS):
-        p, w = weigh(d - rest[:, None], eps[:, None], FAMILY)
-        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
-        total = tl.sum(p * mass, 1) + sink_p * sink_mass
-        slope = tl.sum(w * mass, 1) + sink_w * sink_mass
-        rest += tl.maximum(step(total, slope, eps, FAMILY), 0.0)
-    rest -= MARGIN * (1.0 + tl.abs(rest) + tl.abs(centre))
-    low = rest - reach(eps, FAMILY)
-    low -= MARGIN * tl.abs(low)
+    centre, rest, low, seen = lower_bound(score, mass, sink, sink_mass, eps, STEPS, FAMILY)
     broken = broken + tl.where(sink < INF, 0, 1) > 0
     rest = tl.where(seen, rest, INF)
     rest = tl.where(broken, float("nan"), rest)

@@ -30,13 +30,18 @@ class Configuration:
     split: tuple[int, int] = (1, 1)
     chunk: int = 2**28  # bytes of scratch memory
     registers: int | None = None  # of a thread at most: said, nothing is spilled for less
-    programs: int = 256  # that `columns` aims at
+    programs: int = 256  # that `columns`, and decoding, aim at
+    run: int = 64  # least keys of a program that reads a part of them, in decoding
+    lanes: int = 1024  # numbers of one row that a program holds, in decoding
+    multiplies_bytes: bool = True  # Triton has products of bytes for it
     # Most steps of Newton's search: from one key of each lane, from a list, over tiles.
     steps: tuple[int, int, int] = (5, 32, 32)
 
 
 # Small, so that short sequences have several blocks, chunks and lists that overflow.
-_INTERPRETED = Configuration(32, 32, 32, 16, split=(1, 2), chunk=2**16, programs=6)
+_INTERPRETED = Configuration(
+    32, 32, 32, 16, split=(1, 2), chunk=2**16, programs=6, run=32, lanes=256
+)
 
 
 def configuration(
@@ -57,7 +62,8 @@ def _of_tensor_cores(
     old = architecture.startswith("sm_") and int(architecture[3:]) < _TENSOR_CORES
     if dtype == torch.float32 or old:
         half = dtype != torch.float32  # converted before it is multiplied
-        return _without_tensor_cores(2 * width if half and width > 64 else width)
+        chosen = _without_tensor_cores(2 * width if half and width > 64 else width)
+        return replace(chosen, multiplies_bytes=not old)
     if rich or width > 128:
         return Configuration(32, 32, warps=(4, 8), split=(2, 2))
     if width <= 64:

@@ -124,6 +124,11 @@ def load(place: str) -> Callable[..., Any]:
     return kernel
 
 
+def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Every launch goes through here."""
+    kernel[grid](*arguments, **constants)
+
+
 def registers(most: int) -> dict[str, int]:
     """An option of launches: the registers that a thread may have on an NVIDIA device.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fenchel._kernels.attention_call import TRAINED, Arguments, Saved, forward_outputs
-from fenchel._kernels.gpu import bound, gradient, lists, scores, tiles
+from fenchel._kernels.gpu import bound, gradient, lists, scores, split, tiles
 from fenchel._kernels.gpu.call import GENERAL, Operand, family, operand, read_call
+from fenchel._kernels.gpu.device import run
+from fenchel._kernels.gpu.folding import against_split
 from fenchel._kernels.gpu.shapes import Chunk, precision, shapes
 
 
@@ -42,14 +44,12 @@ class ColumnOutputs(NamedTuple):
     of_key_mass: Tensor | None
 
 
-def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Every launch goes through here."""
-    kernel[grid](*arguments, **constants)
-
-
 def forward(x: Arguments, save: bool) -> tuple[Tensor, ...]:
     """The operator `fenchel::tsallis_attention`."""
     outputs = forward_outputs(x, save)
+    if against_split(x, save, shapes(x).settings) is None:
+        split.forward(x, outputs[0])
+        return outputs
     output, offset, support_size, tile_bits, mean = outputs
     kept = Kept(offset, support_size, mean) if save else None
     work = _Work(x, family(x))

@@ -71,7 +71,7 @@ class Shapes(NamedTuple):
 def shapes(x: Arguments) -> Shapes:
     """Of one call; lengths may stand for many while a graph is traced."""
     batch, heads, queries, dim = x.query.shape
-    width, value_width = _padded(dim), _padded(x.value.shape[3])
+    width, value_width = padded(dim), padded(x.value.shape[3])
     settings = configuration(
         architecture(x.query.device), x.query.dtype, max(width, value_width), _is_rich(x)
     )
@@ -104,7 +104,8 @@ def kept(x: Arguments) -> tuple[int, int]:
     return sizes.units * sizes.words, batch * heads * queries * x.value.shape[3]
 
 
-def _padded(dim: int) -> int:
+def padded(dim: int) -> int:
+    """Columns of a tile that holds so many components."""
     return max(_LEAST_WIDTH, 1 << (dim - 1).bit_length())
 
 
