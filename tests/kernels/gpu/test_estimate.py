@@ -13,7 +13,7 @@ needs.package("triton", covers="the estimate of the GPU kernels' cost")
 from tests.kernels.gpu import estimate  # noqa: E402 - triton is there
 
 ROOT = needs.ROOT
-STORED = json.loads((ROOT / "results" / "gpu_estimate.json").read_text(encoding="utf-8"))
+STORED = json.loads((ROOT / "results" / "estimates" / "gpu.json").read_text(encoding="utf-8"))
 
 
 def test_the_page_has_the_stored_figures():

@@ -28,6 +28,7 @@ from fenchel._kernels.pages import PAGE, PagePool
 
 _LEAST_INTEGERS = 32  # components of a product of bytes on tensor cores
 _ROWS = 16  # of a tile
+_ENTRIES = 16  # of a list, in a program that scores them
 _REGISTERS = 255  # of a thread, in kernels that else give some up for one more program
 
 
@@ -160,14 +161,14 @@ class Split:
 
     def score(self) -> None:
         """Candidates that are known by their bounds."""
-        call, pages, found, few = self.call, self.pages, self.found, self.settings.few
+        call, pages, found = self.call, self.pages, self.found
         run(
             decode.score_whole, (self.units, self.splits), call, pages, found, **self.query,
             **self.rows, **self.keys, **self.entries, **self.options,
         )  # fmt: skip
-        parts = -(-self.splits * self.capacity // few)
+        parts = -(-self.splits * self.capacity // _ENTRIES)
         run(
-            decode.rescore, (self.units, _ROWS, parts), call, pages, found, self.splits, EB=few,
+            decode.rescore, (self.units, _ROWS, parts), call, pages, found, self.splits, EB=_ENTRIES,
             **self.query, **self.rows, **self.entries,
         )  # fmt: skip
 

@@ -23,6 +23,34 @@ from fenchel._kernels.gpu.scores import (
 
 
 @triton.jit
+def search_tiles(x, q, keys, blocks, count, bh, i, first, last, whole, partial, eps, centre, rest,
+                 broken, D: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr,
+                 SPLIT: tl.constexpr, STEPS: tl.constexpr, FAMILY: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """Newton's steps from `rest`, a pass over the listed tiles each."""
+    PIECE: tl.constexpr = BN // SPLIT
+    sink, sink_mass = sink_of(x, bh)
+    of_sink = sink - centre
+    k, going = 0, 1
+    while (k < STEPS) & (going > 0):
+        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+        total, slope = sink_p * sink_mass, sink_w * sink_mass
+        for c in range(count * SPLIT):
+            block = tl.load(blocks + c // SPLIT)
+            key = block * BN + c % SPLIT * PIECE
+            inside = ((block >= whole) & (block < partial)).to(tl.int32)
+            s, m = tile(x, q, keys, bh, i, key, first, last, inside, PIECE, D, WIDTH, PRECISION)
+            p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
+            total += tl.sum(p * m, 1)
+            slope += tl.sum(w * m, 1)
+        change = tl.where(broken, 0.0, step(total, slope, eps, FAMILY))
+        going = tl.max(moves_on(change, total, slope, eps, FAMILY).to(tl.int32))
+        rest += change
+        k += 1
+    return rest
+
+
+@triton.jit
 def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, ODD, OUTPUT, SAVED, start,
                  D: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
                  VALUE_WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -51,22 +79,10 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, ODD, OUTPUT, SAVED, start,
     odd = ODD + bh // x.repeats * tl.cdiv(x.keys, BN)
     PIECE: tl.constexpr = BN // SPLIT
     lane = tl.arange(0, PIECE)
-    k, going = 0, 1
-    while (k < STEPS) & (going > 0):
-        sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
-        total, slope = sink_p * sink_mass, sink_w * sink_mass
-        for c in range(count * SPLIT):
-            block = tl.load(blocks + c // SPLIT)
-            key = block * BN + c % SPLIT * PIECE
-            inside = ((block >= whole) & (block < partial)).to(tl.int32)
-            s, m = tile(x, q, keys, bh, i, key, first, last, inside, PIECE, D, WIDTH, PRECISION)
-            p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
-            total += tl.sum(p * m, 1)
-            slope += tl.sum(w * m, 1)
-        change = tl.where(broken, 0.0, step(total, slope, eps, FAMILY))
-        going = tl.max(moves_on(change, total, slope, eps, FAMILY).to(tl.int32))
-        rest += change
-        k += 1
+    rest = search_tiles(
+        x, q, keys, blocks, count, bh, i, first, last, whole, partial, eps, centre, rest, broken,
+        D, WIDTH, BN, SPLIT, STEPS, FAMILY, PRECISION,
+    )  # fmt: skip
     o = tl.zeros((BM, VALUE_WIDTH), tl.float32)
     u = tl.zeros((BM, VALUE_WIDTH), tl.float32)
     sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
