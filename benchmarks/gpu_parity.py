@@ -1,0 +1,197 @@
+"""Attention of the GPU's kernels against float64 in torch's operations, on the same device.
+
+A case passes where its errors are at most twice those of the plain computation in the same
+precision, and a little more. The plain computation is a product, a map of rows and a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import fenchel as fl
+from fenchel import priors
+
+_FACTOR, _SLACK = 2.0, 1e-5  # largest error: _FACTOR times that of the plain computation + _SLACK
+LEAVES = ("query", "key", "value")
+PATH = "GPU kernels"  # how the names of their paths begin, in `fl.explain`
+
+PLAIN, CAUSAL, GROUPED, WINDOW, ALIBI = "plain", "causal", "grouped heads", "window", "ALiBi"
+FORMS = (PLAIN, CAUSAL, GROUPED, WINDOW, ALIBI)
+ALPHAS = (1.5, 2.0, 1.3)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Case(NamedTuple):
+    alpha: float
+    form: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of every case. window: keys that a query sees to its left, itself included."""
+
+    batch: int = 2
+    heads: int = 4
+    tokens: int = 1000
+    width: int = 64
+    window: int = 100
+    seed: int = 0
+
+
+# Every alpha with and without causal in every precision; the rest with one alpha: each pair of a
+# precision and an alpha is compiled anew, which takes most of the time.
+FULL = (
+    *(Case(alpha, form, dtype) for alpha in ALPHAS for form in FORMS[:2] for dtype in DTYPES),
+    *(Case(ALPHAS[0], form, dtype) for form in FORMS[2:] for dtype in DTYPES),
+)
+# Every alpha, form and precision, in seconds of the interpreter.
+SAMPLE = (
+    *(Case(alpha, form, DTYPES[(i + j) % 3])
+      for i, alpha in enumerate(ALPHAS) for j, form in enumerate(FORMS[:2])),
+    *(Case(ALPHAS[0], form, dtype) for form, dtype in zip(FORMS[2:], DTYPES, strict=True)),
+)  # fmt: skip
+LITTLE = Sizes(batch=1, heads=2, tokens=37, width=16, window=10)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Errors and their bars by name: output, query, key, value. error: why there are none."""
+
+    case: Case
+    errors: dict[str, float]
+    bars: dict[str, float]
+    error: str = ""
+
+    @property
+    def passes(self) -> bool:
+        """False for NaN, too."""
+        compared = self.errors.keys() == self.bars.keys() == {"output", *LEAVES}
+        return compared and all(self.errors[name] <= self.bars[name] for name in self.bars)
+
+    def as_json(self) -> dict[str, Any]:
+        alpha, form, dtype = self.case
+        return {
+            "alpha": alpha,
+            "form": form,
+            "dtype": str(dtype).removeprefix("torch."),
+            "passes": self.passes,
+            "errors": self.errors,
+            "bars": self.bars,
+            "error": self.error,
+        }
+
+
+def compare(
+    cases: Sequence[Case],
+    sizes: Sizes,
+    device: torch.device,
+    advance: Callable[[float], object] = lambda share: None,
+) -> Iterator[Outcome]:
+    """One after the other."""
+    for case in cases:
+        yield _compare(case, sizes, device)
+        advance(1 / len(cases))
+
+
+def _compare(case: Case, sizes: Sizes, device: torch.device) -> Outcome:
+    operands = _operands(case, sizes, device)
+    try:
+        check_path(case, sizes, operands)
+        results = _differentiate(_ours(case, sizes, "gpu"), operands)
+        exact = _differentiate(_ours(case, sizes, "torch"), [x.double() for x in operands])
+        plain = _differentiate(lambda q, k, v: attend_plainly(case, sizes, q, k, v), operands)
+    except Exception as failure:  # of one case is a result; the others go on
+        lines = str(failure).strip().splitlines() or [""]
+        return Outcome(case, {}, {}, f"{type(failure).__name__}: {lines[0][:200]}")
+    allowed = measure(plain, exact)
+    bars = {name: _FACTOR * error + _SLACK for name, error in allowed.items()}
+    return Outcome(case, measure(results, exact), bars)
+
+
+def _operands(case: Case, sizes: Sizes, device: torch.device) -> list[Tensor]:
+    """Query, key, value and what arrives from behind, on the device in the case's precision.
+
+    Half of the heads have scores of deviation 3, whose supports are short, and half of 0.3.
+    """
+    generator = torch.Generator().manual_seed(sizes.seed)
+    kv_heads = sizes.heads // 2 if case.form == GROUPED else sizes.heads
+    drawn = [
+        torch.randn(sizes.batch, heads, sizes.tokens, sizes.width, generator=generator)
+        for heads in (sizes.heads, kv_heads, kv_heads, sizes.heads)
+    ]
+    spread = torch.full((sizes.heads, 1, 1), 3.0)
+    spread[::2] = 0.3
+    drawn[0] *= spread
+    return [tensor.to(device, case.dtype) for tensor in drawn]
+
+
+def _arguments(case: Case, sizes: Sizes) -> dict[str, Any]:
+    """Of `fl.attention`."""
+    arguments: dict[str, Any] = {
+        "is_causal": case.form != PLAIN,
+        "enable_gqa": case.form == GROUPED,
+    }
+    prior = _prior(case, sizes)
+    return arguments if prior is None else {**arguments, "attn_mask": prior}
+
+
+def _prior(case: Case, sizes: Sizes) -> priors.Prior | None:
+    if case.form == WINDOW:
+        return priors.SlidingWindow(sizes.window)
+    return priors.ALiBi(sizes.heads) if case.form == ALIBI else None
+
+
+def _ours(case: Case, sizes: Sizes, kernels: str) -> Callable[..., Tensor]:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        arguments = _arguments(case, sizes)
+        with fl.use(kernels):
+            return fl.attention(query, key, value, fl.Tsallis(case.alpha), **arguments)
+
+    return attend
+
+
+def check_path(case: Case, sizes: Sizes, operands: Sequence[Tensor]) -> None:
+    """Torch's operations would agree with themselves."""
+    with fl.use("gpu"):
+        route = fl.explain(*operands[:3], fl.Tsallis(case.alpha), **_arguments(case, sizes))
+    if not route.path.startswith(PATH):
+        raise RuntimeError(" ".join(str(route).splitlines()))
+
+
+def attend_plainly(case: Case, sizes: Sizes, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Scores and weights are rounded to the operands' precision; the map computes in float32."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = (query @ key.mT * query.shape[-1] ** -0.5).float()
+    places = torch.arange(sizes.tokens, device=query.device)
+    prior = _prior(case, sizes)
+    if prior is not None:
+        scores = scores + prior.log_mass(places, places).float()
+    if case.form != PLAIN:
+        scores = scores.masked_fill(places > places[:, None], -torch.inf)
+    with fl.use("torch"):
+        weights = fl.entmax(scores, case.alpha)
+    return weights.to(query.dtype) @ value
+
+
+def _differentiate(attend: Callable[..., Tensor], operands: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The output, and the gradients of its product with the last operand, in float64."""
+    leaves = [x.detach().requires_grad_() for x in operands[:3]]
+    output = attend(*leaves)
+    gradients = torch.autograd.grad(output, leaves, operands[3])
+    named = dict(zip(LEAVES, gradients, strict=True))
+    return {name: x.detach().double() for name, x in {"output": output, **named}.items()}
+
+
+def measure(results: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """The largest of the output's, and of each gradient the norm, relative to its own."""
+    errors = {"output": float((results["output"] - exact["output"]).abs().max())}
+    for name in LEAVES:
+        errors[name] = float((results[name] - exact[name]).norm() / exact[name].norm())
+    return errors
