@@ -41,7 +41,7 @@ def bench_gpu(
         Path | None,
         typer.Option(
             dir_okay=False,
-            help="Where the figures go, as JSON. (Default: results/gpu-<device>.json)",
+            help="Where the figures go, as JSON. (Default: results/gpu-DEVICE.json)",
         ),
     ] = None,
 ) -> None:
@@ -50,7 +50,7 @@ def bench_gpu(
     fl.attention with Tsallis 1.5, 2 and 1.3, forward and backward, in three precisions; then
     times beside FlashAttention, FlexAttention and, where it is installed, AdaSplash, at 1,024 to
     16,384 tokens. It aims at ten minutes. A failed check exits with 1, and nothing is timed. What
-    needs a device was never run on one unless results/ holds a file gpu-<device>.json.
+    needs a device was never run on one unless results/ holds a file gpu-DEVICE.json.
     """
     if interpret:
         if out is not None:

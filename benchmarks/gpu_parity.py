@@ -54,10 +54,14 @@ FULL = (
 )
 # Every alpha, form and precision, in seconds of the interpreter.
 SAMPLE = (
-    *(Case(alpha, form, DTYPES[(i + j) % 3])
-      for i, alpha in enumerate(ALPHAS) for j, form in enumerate(FORMS[:2])),
-    *(Case(ALPHAS[0], form, dtype) for form, dtype in zip(FORMS[2:], DTYPES, strict=True)),
-)  # fmt: skip
+    Case(1.5, PLAIN, torch.float32),
+    Case(1.5, CAUSAL, torch.bfloat16),
+    Case(2.0, CAUSAL, torch.float16),
+    Case(1.3, PLAIN, torch.float32),
+    Case(1.5, GROUPED, torch.float32),
+    Case(1.5, WINDOW, torch.bfloat16),
+    Case(1.5, ALIBI, torch.float16),
+)
 LITTLE = Sizes(batch=1, heads=1, tokens=37, width=16, window=10)
 
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +29,8 @@ CPU = torch.device("cpu")
 HERE = gpu_speed.Place(CPU, time.perf_counter, torch.float32, flash=False)
 SMALL = gpu_speed.Sweep(sizes=(16, 24), heads=2, width=8, rounds=Rounds(1, 1, 0.1))
 CASE = Case(1.5, CAUSAL, torch.float32)
-RIGHT = Outcome(
-    CASE, dict.fromkeys(("output", *LEAVES), 0.0), {n: 1.0 for n in ("output", *LEAVES)}
-)
+NAMES = ("output", *LEAVES)
+RIGHT = Outcome(CASE, dict.fromkeys(NAMES, 0.0), dict.fromkeys(NAMES, 1.0))
 
 
 def unfit(*operands: Tensor) -> Tensor:
@@ -40,12 +38,12 @@ def unfit(*operands: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def document() -> Iterator[dict[str, Any]]:
+def document() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_speed, "_flex", unfit)
         patch.setattr(gpu_parity, "compare", lambda cases, *rest: [RIGHT])
         report = gpu.run(gpu.Sweep(speed=SMALL), HERE, "Some GPU")
-    yield json.loads(json.dumps(report.as_json()))
+    return json.loads(json.dumps(report.as_json()))
 
 
 # ---- the command
@@ -137,11 +135,10 @@ def test_the_command_on_a_device(
 
 
 def test_cases_are_what_is_promised() -> None:
-    pairs = {(case.alpha, case.form) for case in SAMPLE}
     assert {case.alpha for case in SAMPLE} == {1.3, 1.5, 2.0}
     assert {case.form for case in SAMPLE} == set(gpu_parity.FORMS)
     assert {case.dtype for case in SAMPLE} == set(gpu_parity.DTYPES)
-    assert len(set(FULL)) == len(FULL) == len(pairs) * 3
+    assert len(set(FULL)) == len(FULL) == (3 * 2 + 3) * 3
     assert set(SAMPLE) < set(FULL)
 
 
@@ -159,7 +156,7 @@ def results_of(case: Case) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("case", SAMPLE, ids=str)
 def test_another_call_is_noticed(case: Case) -> None:
-    """Of another alpha, or with a gradient that is off by a hundredth or is not a number."""
+    """Of another alpha, or with a gradient that is off by a twentieth or is not a number."""
     found, exact, plain = results_of(case)
     bars = gpu_parity.allowed(case, plain, exact)
 
@@ -167,16 +164,11 @@ def test_another_call_is_noticed(case: Case) -> None:
         return Outcome(case, gpu_parity.measure(results, exact), bars).passes
 
     assert passes(found)
-    other = replace_alpha(case)
-    assert not passes(results_of(other)[0])
+    assert not passes(results_of(case._replace(alpha=case.alpha - 0.15))[0])
     for name in ("output", *LEAVES):
         wrong = found[name] + 0.05 * found[name].abs().max() * found[name].sign()
         assert not passes({**found, name: wrong})
         assert not passes({**found, name: found[name] * torch.nan})
-
-
-def replace_alpha(case: Case) -> Case:
-    return case._replace(alpha=case.alpha - 0.15)
 
 
 def test_every_form_is_another_call() -> None:
@@ -217,7 +209,7 @@ def test_every_method_is_timed_beside_sdpa(document: dict[str, Any]) -> None:
         elif entry["method"] in names:
             assert entry["error"] == ""
             assert entry["ratio_min"] <= entry["ratio"] <= entry["ratio_max"]
-    assert document["left_out"] == []
+    assert document["left_out"] == ["9 cases in bfloat16, which this device lacks"]
     _, speed = gpu.listings(document)
     rows = {row[:3]: row[3:] for row in speed.rows}
     assert speed.header[3:] == ("16", "24")
