@@ -98,3 +98,9 @@ def test_info_without_triton(monkeypatch):
     entry = the_entry()
     assert not entry["active"]
     assert entry["why"].startswith("triton is not installed")
+
+
+@pytest.mark.parametrize("page", ["attention", "benchmarks"])
+def test_pages_say_never_run_as_long_as_that_is_true(page):
+    text = " ".join((ROOT / "docs" / f"{page}.md").read_text().split())
+    assert ("never run on a device" in text) == (not devices_run.DEVICES_RUN)
