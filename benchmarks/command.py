@@ -19,6 +19,7 @@ from benchmarks import (
     attention,
     continuous,
     dual,
+    gpu_command,
     integrals,
     maps,
     models,
@@ -363,6 +364,9 @@ def bench_wasserstein(
     """
     chosen = wasserstein.QUICK if quick else wasserstein.FULL
     _measure(partial(wasserstein.run, chosen), wasserstein.listings, out)
+
+
+commands.command("gpu", epilog=f"Example: {gpu_command.EXAMPLE}")(gpu_command.bench_gpu)
 
 
 class _Report(Protocol):

@@ -18,6 +18,13 @@ class Listing(NamedTuple):
     words: int = 0
 
 
+def pipes(header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 0) -> str:
+    """A table in Markdown, of cells without pipes; words: as in a listing."""
+    figures = len(header) - words - 1
+    rule = ["---", *["---:"] * figures, *["---"] * words]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
+
+
 def seconds(value: float | None) -> str:
     """Three digits and a unit."""
     if value is None:

@@ -19,6 +19,7 @@ COMMANDS = (
     "integrals",
     "continuous",
     "dual",
+    "gpu",
     "models",
     "serve",
     "structure",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fenchel._kernels.gpu.device import describe_gpu
 from fenchel._kernels.route import describe_native
 from fenchel._version import __version__
 
@@ -65,7 +66,8 @@ def devices() -> list[str]:
 
 def fast_paths() -> list[FastPath]:
     native = FastPath("native kernels", *describe_native())
-    return [native, _cuda(), _compile(), *map(_extra, _EXTRAS)]
+    gpu = FastPath("GPU kernels", *describe_gpu())
+    return [native, gpu, _cuda(), _compile(), *map(_extra, _EXTRAS)]
 
 
 def cxx_compiler() -> str | None:

@@ -12,7 +12,9 @@ from papers.claims import PAPERS, listed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-STORED = sorted([*RESULTS.glob("*.json"), *ROOT.glob("papers/results/bench_*.json")])
+# Without those of GPUs, results/gpu-*.json, which whoever has a device adds.
+BENCHMARKS = (*RESULTS.glob("bench_*.json"), RESULTS / "models.json")
+STORED = sorted([*BENCHMARKS, *ROOT.glob("papers/results/bench_*.json")])
 WITHOUT_PICTURE = ("maps", "models")
 
 

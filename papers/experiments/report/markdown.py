@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from benchmarks.tables import Listing
+from benchmarks.tables import Listing, pipes
 from papers.experiments.tables import filled
 
 _WIDE = 76  # letters of a line that every page shows whole
@@ -35,19 +35,14 @@ def table(listing: Listing) -> str:
     shown = filled(listing)
     head, *body = ([plain(part) or " " for part in row] for row in (shown.header, *shown.rows))
     title = plain(listing.title[:1].upper() + listing.title[1:])
-    rule = ["---", *["---:"] * (len(head) - 1)]
     for row in (head, *body):
         row[0] = _together(row[0])
-    return "\n".join([f"**{title}**", "", *map(_row, (head, rule, *body))])
+    return f"**{title}**\n\n{pipes(head, body)}"
 
 
 def _together(name: str) -> str:
     """Lines break between the parts of a name, not within them."""
     return re.sub(r" = |(?<=2D) ", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), name)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def command(line: str) -> str:

@@ -12,6 +12,7 @@ from fenchel._attention.call import AttentionCall, lay_out, rounded_base, unexpa
 from fenchel._attention.tiled import TILES, StoredLogMass, by_tiles, log_mass_of_tile, tiled
 from fenchel._kernels.attention import Gradients, attend, register_derivative
 from fenchel._kernels.attention_call import FAR, Arguments
+from fenchel._kernels.gpu.devices_run import checks
 from fenchel._kernels.route import (
     Path,
     Reason,
@@ -26,7 +27,7 @@ from fenchel.regularizers.contract import Regularizer, per_row
 from fenchel.regularizers.tsallis import Tsallis
 
 NATIVE_PATH = "native kernels"
-GPU_PATH = "GPU kernels (proved in the interpreter, compiled ahead of time, never run on a device)"
+GPU_PATH = f"GPU kernels ({checks()})"
 
 
 def sparse_paths(call: AttentionCall, regularizer: Tsallis) -> list[Path]:

@@ -1,6 +1,6 @@
 """What the kernels should cost beside FlashAttention-2 on devices that are not here: an estimate.
 
-    python -m tests.kernels.gpu.estimate --model FOLDER --texts FILE --out results/estimates/gpu.json
+    python -m tests.kernels.gpu.estimate --model FOLDER --texts FILE --out FILE
 
 Nothing is run on a device. Each kernel is compiled for it, the instructions along the shortest way
 through each hot loop are counted by pipe, and multiplied with what real scores need: active tiles,

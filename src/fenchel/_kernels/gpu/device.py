@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel._kernels.choice import CHOSEN, GPU, Reason, other_than
+from fenchel._kernels.gpu.devices_run import checks, run_on
 from fenchel._numerics import exported_to_onnx, transformed
 
 _OLDEST = (7, 5)  # compute capability: Turing, the oldest that the kernels are compiled for
@@ -65,6 +66,22 @@ def check_available() -> None:
             "no CUDA device is here; to run the GPU kernels in triton's interpreter on CPU "
             "tensors, start the process with TRITON_INTERPRET=1 in its environment"
         )
+
+
+def describe_gpu() -> tuple[bool, str]:
+    """Whether these kernels run here, and what they were checked on, for `fenchel info`."""
+    if not is_installed():
+        return False, f"triton is not installed; {checks()}"
+    if is_interpreted():
+        reason = _against_device(torch.device("cpu"))
+        return reason is None, f"{reason or 'in the interpreter, on CPU tensors'}; {checks()}"
+    if not torch.cuda.is_available():
+        return False, f"no CUDA device found; {checks()}"
+    reasons, told = [], []
+    for index in range(torch.cuda.device_count()):
+        reasons.append(_against_device(torch.device("cuda", index)))
+        told.append(reasons[-1] or run_on(torch.cuda.get_device_name(index)))
+    return None in reasons, "; ".join([*dict.fromkeys(told), checks()])
 
 
 def against_gpu(like: Tensor) -> Reason:

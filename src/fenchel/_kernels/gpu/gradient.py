@@ -95,9 +95,7 @@ def put_rows(x, OUT, SAVED, bh, i, dq, of_eps, delta, centre, rest, eps, D: tl.c
     """What a row has a derivative of: its query, its eps, and its share of the sink."""
     there = i < x.queries
     row = bh.to(tl.int64) * x.queries + i
-    d = tl.arange(0, WIDTH)
-    to = OUT.query + row[:, None] * D + d[None, :]
-    tl.store(to, dq * x.scale, mask=there[:, None] & (d < D)[None, :])
+    put_share(OUT.query, row, there, dq * x.scale, D, WIDTH)
     sink, mass = sink_of(x, bh)
     distance = sink - centre - rest
     p, w = weigh(distance, eps, FAMILY)
@@ -255,11 +253,17 @@ def columns(x, LIST, COUNT, ODD, SAVED, DELTA, GRADIENT, OUT, heads, head, group
             tl.store(OUT.of_key + to, of_key, mask=j < x.keys)
         if OUT.of_key_mass is not None:
             tl.store(OUT.of_key_mass + to, of_mass, mask=j < x.keys)
-    row = ((part * groups + kv).to(tl.int64) * x.keys + j)[:, None]
-    d, e = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
-    there = (j < x.keys)[:, None]
-    tl.store(OUT.key + row * D + d[None, :], dk * x.scale, mask=there & (d < D)[None, :])
-    tl.store(OUT.value + row * DV + e[None, :], dv, mask=there & (e < DV)[None, :])
+    row, there = (part * groups + kv).to(tl.int64) * x.keys + j, j < x.keys
+    put_share(OUT.key, row, there, dk * x.scale, D, WIDTH)
+    put_share(OUT.value, row, there, dv, DV, VALUE_WIDTH)
+
+
+@triton.jit
+def put_share(OUT, row, there, rows, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of a contiguous (..., D) tensor."""
+    d = tl.arange(0, WIDTH)
+    to = OUT + row[:, None] * D + d[None, :]
+    tl.store(to, rows, mask=there[:, None] & (d < D)[None, :])
 
 
 @triton.jit

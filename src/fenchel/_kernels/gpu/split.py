@@ -168,8 +168,8 @@ class Split:
         )  # fmt: skip
         parts = -(-self.splits * self.capacity // _ENTRIES)
         run(
-            decode.rescore, (self.units, _ROWS, parts), call, pages, found, self.splits, EB=_ENTRIES,
-            **self.query, **self.rows, **self.entries,
+            decode.rescore, (self.units, _ROWS, parts), call, pages, found, self.splits,
+            EB=_ENTRIES, **self.query, **self.rows, **self.entries,
         )  # fmt: skip
 
     def weigh(self) -> None:
