@@ -41,6 +41,21 @@ def offsets(x, SAVED, bh, i):
 
 
 @triton.jit
+def load_rows(x, SAVED, DELTA, GRADIENT, bh, start, ROWS: tl.constexpr, D: tl.constexpr,
+              WIDTH: tl.constexpr, DV: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+              FAMILY: tl.constexpr):  # fmt: skip
+    """Of ROWS rows from `start` on: numbers, limits, eps, offsets, delta, gradients, queries."""
+    i = start + tl.arange(0, ROWS)
+    first, last = load_limits(x, bh, i)
+    centre, rest = offsets(x, SAVED, bh, i)
+    row = bh.to(tl.int64) * x.queries + i
+    delta = tl.load(DELTA + row, mask=i < x.queries, other=0.0)
+    do = load_head(x, GRADIENT, bh, start, ROWS, DV, VALUE_WIDTH)
+    q = load_query(x, bh, start, ROWS, D, WIDTH)
+    return i, first, last, load_eps(x, bh, i, FAMILY), centre, rest, delta, do, q
+
+
+@triton.jit
 def tile_slopes(x, product, gain, delta, centre, rest, eps, bh, i, j, first, last, whole, odd,
                 FAMILY: tl.constexpr):  # fmt: skip
     """Of a tile: p, dx, the derivative in a log mass and in eps of each pair, dx as the product
@@ -120,13 +135,10 @@ def rows(x, LIST, COUNT, ODD, SAVED, DELTA, GRADIENT, OUT, start, D: tl.constexp
     """Derivatives of a unit's rows, from its tiles in SPLIT pieces each."""
     place = tl.program_id(0)
     bh, start_row, i = unit_rows(x, start + place, BM)
-    first, last = load_limits(x, bh, i)
-    eps = load_eps(x, bh, i, FAMILY)
-    centre, rest = offsets(x, SAVED, bh, i)
+    i, first, last, eps, centre, rest, delta, do, q = load_rows(
+        x, SAVED, DELTA, GRADIENT, bh, start_row, BM, D, WIDTH, DV, VALUE_WIDTH, FAMILY
+    )
     number_of_row = bh.to(tl.int64) * x.queries + i
-    delta = tl.load(DELTA + number_of_row, mask=i < x.queries, other=0.0)
-    do = load_head(x, GRADIENT, bh, start_row, BM, DV, VALUE_WIDTH)
-    q = load_query(x, bh, start_row, BM, D, WIDTH)
     keys = head_base(x.key, bh, x.heads, x.repeats)
     values = head_base(x.value, bh, x.heads, x.repeats)
     dq, of_eps = tl.zeros((BM, WIDTH), tl.float32), tl.zeros((BM,), tl.float32)
@@ -222,14 +234,9 @@ def columns(x, LIST, COUNT, ODD, SAVED, DELTA, GRADIENT, OUT, heads, head, group
             rows = tl.load(LIST + place * room + c // SPLIT)
             odd = tl.load(ODD + bh * tl.cdiv(x.queries, BM) + rows)
             start = rows * BM + c % SPLIT * (BM // SPLIT)
-            i = start + tl.arange(0, BM // SPLIT)
-            first, last = load_limits(x, bh, i)
-            eps = load_eps(x, bh, i, FAMILY)
-            centre, rest = offsets(x, SAVED, bh, i)
-            row = bh.to(tl.int64) * x.queries + i
-            delta = tl.load(DELTA + row, mask=i < x.queries, other=0.0)
-            do = load_head(x, GRADIENT, bh, start, BM // SPLIT, DV, VALUE_WIDTH)
-            q = load_query(x, bh, start, BM // SPLIT, D, WIDTH)
+            i, first, last, eps, centre, rest, delta, do, q = load_rows(
+                x, SAVED, DELTA, GRADIENT, bh, start, BM // SPLIT, D, WIDTH, DV, VALUE_WIDTH, FAMILY
+            )
             inside = (tl.max(first) <= block * BN) & (tl.min(last) >= (block + 1) * BN)
             product = products(x, k, q, PRECISION)
             gain = tl.dot(v, tl.trans(do), input_precision=PRECISION)

@@ -23,12 +23,25 @@ from fenchel._kernels.gpu.scores import (
 
 
 @triton.jit
+def weigh_piece(x, q, keys, blocks, c, bh, i, first, last, whole, partial, eps, centre, rest,
+                D: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr,
+                FAMILY: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Of piece c of the listed tiles: weights, their slopes, masses; its block, its first key."""
+    PIECE: tl.constexpr = BN // SPLIT
+    block = tl.load(blocks + c // SPLIT)
+    key = block * BN + c % SPLIT * PIECE
+    inside = ((block >= whole) & (block < partial)).to(tl.int32)
+    s, m = tile(x, q, keys, bh, i, key, first, last, inside, PIECE, D, WIDTH, PRECISION)
+    p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
+    return p, w, m, block, key
+
+
+@triton.jit
 def search_tiles(x, q, keys, blocks, count, bh, i, first, last, whole, partial, eps, centre, rest,
                  broken, D: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr,
                  SPLIT: tl.constexpr, STEPS: tl.constexpr, FAMILY: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
     """Newton's steps from `rest`, a pass over the listed tiles each."""
-    PIECE: tl.constexpr = BN // SPLIT
     sink, sink_mass = sink_of(x, bh)
     of_sink = sink - centre
     k, going = 0, 1
@@ -36,11 +49,10 @@ def search_tiles(x, q, keys, blocks, count, bh, i, first, last, whole, partial, 
         sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
         total, slope = sink_p * sink_mass, sink_w * sink_mass
         for c in range(count * SPLIT):
-            block = tl.load(blocks + c // SPLIT)
-            key = block * BN + c % SPLIT * PIECE
-            inside = ((block >= whole) & (block < partial)).to(tl.int32)
-            s, m = tile(x, q, keys, bh, i, key, first, last, inside, PIECE, D, WIDTH, PRECISION)
-            p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
+            p, w, m, _, _ = weigh_piece(
+                x, q, keys, blocks, c, bh, i, first, last, whole, partial, eps, centre, rest,
+                D, WIDTH, BN, SPLIT, FAMILY, PRECISION,
+            )  # fmt: skip
             total += tl.sum(p * m, 1)
             slope += tl.sum(w * m, 1)
         change = tl.where(broken, 0.0, step(total, slope, eps, FAMILY))
@@ -66,10 +78,8 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, ODD, OUTPUT, SAVED, start,
     eps = load_eps(x, bh, i, FAMILY)
     rows = ROWS + place.to(tl.int64) * 3 * BM + tl.arange(0, BM)
     centre, rest = tl.load(rows), tl.load(rows + BM)
-    broken = rest != rest
-    rest = tl.where(broken, 0.0, rest)
+    broken, rest = rest != rest, tl.where(rest == rest, rest, 0.0)
     sink, sink_mass = sink_of(x, bh)
-    of_sink = sink - centre
     q = load_query(x, bh, start_row, BM, D, WIDTH)
     keys = head_base(x.key, bh, x.heads, x.repeats)
     blocks = LIST + place.to(tl.int64) * tl.cdiv(x.keys, BN)
@@ -77,31 +87,27 @@ def attend_tiles(x, ROWS, LIST, COUNT, CROWDED, ODD, OUTPUT, SAVED, start,
     begin, end = key_blocks(x, first, last, BN)
     whole, partial = whole_blocks(first, last, begin, end, BN)
     odd = ODD + bh // x.repeats * tl.cdiv(x.keys, BN)
-    PIECE: tl.constexpr = BN // SPLIT
-    lane = tl.arange(0, PIECE)
     rest = search_tiles(
         x, q, keys, blocks, count, bh, i, first, last, whole, partial, eps, centre, rest, broken,
         D, WIDTH, BN, SPLIT, STEPS, FAMILY, PRECISION,
     )  # fmt: skip
-    o = tl.zeros((BM, VALUE_WIDTH), tl.float32)
-    u = tl.zeros((BM, VALUE_WIDTH), tl.float32)
-    sink_p, sink_w = weigh(of_sink - rest, eps, FAMILY)
+    o, u = tl.zeros((BM, VALUE_WIDTH), tl.float32), tl.zeros((BM, VALUE_WIDTH), tl.float32)
+    sink_p, sink_w = weigh(sink - centre - rest, eps, FAMILY)
     size, slope = (sink_p > 0).to(tl.int32), sink_w * sink_mass
     values = head_base(x.value, bh, x.heads, x.repeats)
     for c in range(count * SPLIT):
-        block = tl.load(blocks + c // SPLIT)
-        key = block * BN + c % SPLIT * PIECE
-        inside = ((block >= whole) & (block < partial)).to(tl.int32)
-        s, m = tile(x, q, keys, bh, i, key, first, last, inside, PIECE, D, WIDTH, PRECISION)
-        p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
+        p, w, m, block, key = weigh_piece(
+            x, q, keys, blocks, c, bh, i, first, last, whole, partial, eps, centre, rest,
+            D, WIDTH, BN, SPLIT, FAMILY, PRECISION,
+        )  # fmt: skip
         on = p > 0
         size += tl.sum(on.to(tl.int32), 1)
         p, w = p * m, w * m
         slope += tl.sum(w, 1)
         if x.dropout is not None:
-            kept = tile_survival(x, bh, i[:, None], (key + lane)[None, :])
+            kept = tile_survival(x, bh, i[:, None], (key + tl.arange(0, BN // SPLIT))[None, :])
             p, w = p * kept, w * kept
-        v = load_tokens(values, x.value.strides[2], key, x.keys, PIECE, DV, VALUE_WIDTH)
+        v = load_tokens(values, x.value.strides[2], key, x.keys, BN // SPLIT, DV, VALUE_WIDTH)
         if tl.load(odd + block) != 0:
             v, spoil = cleaned(v)
             p, w = tl.where(on, p + spoil[None, :], 0.0), tl.where(on, w + spoil[None, :], 0.0)
