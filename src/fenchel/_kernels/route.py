@@ -19,7 +19,15 @@ from fenchel._kernels import library
 from fenchel._kernels.choice import CHOSEN, GPU, NATIVE, TORCH, Reason, chosen_kernels, other_than
 from fenchel._kernels.gpu import device
 from fenchel._kernels.tsallis import EDGE_ABOVE
-from fenchel._numerics import compute_dtype, exported_to_onnx, has, readable, transformed, where
+from fenchel._numerics import (
+    at_hand,
+    compute_dtype,
+    exported_to_onnx,
+    has,
+    readable,
+    transformed,
+    where,
+)
 from fenchel.priors.contract import Structure
 
 __all__ = ["Reason", "chosen_kernels"]  # beside what is written here
@@ -192,7 +200,8 @@ def against_gpu_attention(
     if widest > WIDEST_HEAD:
         return f"GPU kernels take {WIDEST_HEAD} components of a head at most, got {widest}"
     if isinstance(alpha, Tensor):
-        if has(alpha > 2):
+        # On a device nobody waits for the answer: the kernels give NaN to rows of other alphas.
+        if at_hand(alpha) and has(alpha > 2):
             return "GPU kernels take alpha from 1 to 2, some of these are larger"
     elif not 1 < alpha <= 2:
         return f"GPU kernels take alpha above 1 and at most 2, got {alpha:g}"

@@ -7,7 +7,7 @@ lane of a key block are a good choice, and cost one pass over all keys.
 import triton
 import triton.language as tl
 
-from fenchel._kernels.gpu.family import INF, reach, room, step, weigh
+from fenchel._kernels.gpu.family import INF, is_strange, reach, room, step, weigh
 from fenchel._kernels.gpu.scores import (
     head_base,
     key_blocks,
@@ -102,7 +102,7 @@ def bound(x, ROWS, TOPS, start, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.con
     score = tl.where(score < INF, score, -INF)
     sink, sink_mass = sink_of(x, bh)
     centre, rest, low, seen = lower_bound(score, mass, sink, sink_mass, eps, STEPS, FAMILY)
-    broken = broken + tl.where(sink < INF, 0, 1) > 0
+    broken = (broken + tl.where(sink < INF, 0, 1) > 0) | is_strange(eps, FAMILY)
     rest = tl.where(seen, rest, INF)
     rest = tl.where(broken, float("nan"), rest)
     rows = ROWS + place.to(tl.int64) * 3 * BM + row

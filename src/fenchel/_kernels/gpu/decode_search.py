@@ -9,7 +9,7 @@ import triton.language as tl
 
 from fenchel._kernels.gpu.bound import MARGIN
 from fenchel._kernels.gpu.decode import entry_of, row_of, sinks_of
-from fenchel._kernels.gpu.family import INF, moves_on, room, step, weigh
+from fenchel._kernels.gpu.family import INF, is_strange, moves_on, room, step, weigh
 from fenchel._kernels.gpu.scores import load_eps, load_limits, masses
 
 
@@ -64,7 +64,7 @@ def begin_search(x, found, bh, i, place, eps, parts, first, last, splits, SPLIT:
         strange = tl.maximum(strange, tl.max(tl.where(s < INF, 0, 1), 1))
         top = tl.maximum(top, tl.max(tl.where(s < INF, s, -INF), 1))
     sink, sink_mass = sinks_of(x, bh, i)
-    broken = (strange > 0) | ((sink < INF) == 0)
+    broken = (strange > 0) | ((sink < INF) == 0) | is_strange(eps, FAMILY)
     sink = tl.where(sink < INF, sink, -INF)
     of_keys, top = top, tl.maximum(top, sink)
     centre = tl.where(top > -INF, top, 0.0)

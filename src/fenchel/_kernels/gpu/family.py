@@ -67,6 +67,15 @@ def weigh(d, eps, FAMILY: tl.constexpr):
 
 
 @triton.jit
+def is_strange(eps, FAMILY: tl.constexpr):
+    """alpha is not between 1 and 2. On a device nobody asks that before."""
+    if FAMILY == GENERAL:
+        return ((eps >= 0) & (eps <= 1)) == 0
+    else:
+        return eps != eps  # never: a closed form has no eps
+
+
+@triton.jit
 def reach(eps, FAMILY: tl.constexpr):
     """From the offset down to the score that gets nothing."""
     if FAMILY != GENERAL:

@@ -13,7 +13,7 @@ needs.package("triton", covers="fused attention on a GPU, interpreted")
 
 from tests.kernels.gpu.interpreted import cases  # noqa: E402 - triton is there
 
-QUICK, ALL = 10, 330
+QUICK, ALL = 6, 330
 SEEDS = [pytest.param(seed, marks=() if seed < QUICK else pytest.mark.slow) for seed in range(ALL)]
 
 

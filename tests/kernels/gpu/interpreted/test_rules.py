@@ -207,11 +207,26 @@ def test_the_host_reads_no_value():
         patch.setattr("fenchel._attention.packed.on_host", lambda *_: False)  # as on a device
         output = on_gpu(*leaves, attn_mask=priors.ALiBi(2, slopes), dropout_p=0.1, is_causal=True)
         output.sum().backward()
+        # Learned alphas: one per head, on the device.
+        patch.setattr("fenchel._kernels.route.at_hand", lambda *_: False)
+        alpha = torch.tensor([[1.3], [1.7]], requires_grad=True)
+        on_gpu(*leaves, fl.Tsallis(alpha)).sum().backward()
         with fl.use("gpu"):
             fl.varlen_attention(*packed, starts, regularizer=ENTMAX).sum().backward()
     assert all(x.grad.isfinite().all() for x in (*leaves, *packed))
     with pytest.raises(RuntimeError, match="reads a value"), Unread():
         leaves[0].sum().item()
+
+
+@pytest.mark.parametrize("queries", [20, 1])
+def test_an_alpha_that_nobody_could_ask_about_gives_nan(queries, monkeypatch):
+    """On a device the host does not wait to see it; other heads are computed."""
+    q, k, v = operands(queries, 200)
+    alpha = torch.tensor([[2.5], [1.5]])
+    monkeypatch.setattr("fenchel._kernels.route.at_hand", lambda *_: False)
+    output = on_gpu(q, k, v, fl.Tsallis(alpha))
+    assert output[:, 0].isnan().all()
+    torch.testing.assert_close(output[:, 1], on_gpu(q, k, v)[:, 1], rtol=1e-5, atol=1e-5)
 
 
 def test_memory_is_linear():

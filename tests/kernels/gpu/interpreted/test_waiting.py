@@ -55,7 +55,10 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in ("mask", "dropout") else pytest.mark.slow) for n in CALLS],
+)
 @pytest.mark.parametrize("alpha", [1.5, pytest.param(1.3, marks=pytest.mark.slow)])
 def test_attention(name, alpha):
     heads = 2 if name == "grouped heads" else 4
