@@ -89,7 +89,7 @@ def decode(
     that position. One pass over the shadow of the keys bounds every score from above. Keys whose
     bound lies below the threshold get no weight whatever their score is, and are not read. The
     others are scored as `attention` scores them. Softmax gives every key a weight, and reads all.
-    On a GPU the same is true up to rounding; see `explain` for what is known of that path.
+    On a GPU the same is true up to rounding; those kernels were never run on a device.
 
     query: (batch, head, query, d), in the dtype of the cache; head is a multiple of the cache's
         kv_heads. No gradient is computed: one that would be expected is an error.
@@ -311,8 +311,8 @@ class _Decoding:
                 return attention(self.query, key, value, self.regularizer, **options._asdict())
         raise ValueError(
             f"sequences have different lengths {self.cache.lengths}, which decode takes with "
-            "Tsallis on the native kernels, and without Documents; decode them one by one, by "
-            "cache.select([i])"
+            "Tsallis alone (1 < alpha <= 2 on a GPU), in the kernels that the cache was made with, "
+            "and without Documents; decode them one by one, by cache.select([i])"
         )
 
     def _causal(self, options: Options) -> Options:
