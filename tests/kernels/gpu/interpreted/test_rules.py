@@ -196,6 +196,7 @@ def test_the_host_reads_no_value():
     starts = torch.tensor([0, 15, 37])
     packed = trained(*(torch.randn(37, 2, 16) for _ in range(3)))
     slopes = torch.tensor([0.1, 0.4], requires_grad=True)
+    learned = fl.Tsallis(torch.tensor([[1.3], [1.7]], requires_grad=True))
     run = launch.run
 
     def launched(*arguments, **constants):
@@ -209,8 +210,7 @@ def test_the_host_reads_no_value():
         output.sum().backward()
         # Learned alphas: one per head, on the device.
         patch.setattr("fenchel._kernels.route.at_hand", lambda *_: False)
-        alpha = torch.tensor([[1.3], [1.7]], requires_grad=True)
-        on_gpu(*leaves, fl.Tsallis(alpha)).sum().backward()
+        on_gpu(*leaves, learned).sum().backward()
         with fl.use("gpu"):
             fl.varlen_attention(*packed, starts, regularizer=ENTMAX).sum().backward()
     assert all(x.grad.isfinite().all() for x in (*leaves, *packed))
