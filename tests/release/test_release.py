@@ -20,7 +20,7 @@ SMOKE = Path(__file__).with_name("smoke.py")
 SOURCE = ROOT / "src" / "fenchel"
 COMPILED = shutil.which("g++") or shutil.which("c++")
 NATIVE = "_kernels/_native.so"
-MOST_LINES = 42_500  # of Python and C++; 57,455 before papers and benchmarks left
+MOST_LINES = 47_500  # of Python and C++; 57,455 before papers and benchmarks left
 
 
 def assert_runs(*words, cwd, **environment):

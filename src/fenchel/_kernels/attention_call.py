@@ -211,7 +211,7 @@ def check_saved(x: Arguments, gradient: Tensor, saved: Saved) -> None:
     check(gradient, "gradient", (*rows, x.value.shape[3]), REAL)
     check(saved.offset, "offset", (*rows, 2), DOUBLE)
     check(saved.support_size, "support_size", rows, (torch.int32,))
-    tiles, entries = load("shapes:kept")(x) if x.gpu else (_ENTRY, saved.saved_key.shape[0])
+    tiles, entries = load("shapes:kept")(x) if x.gpu else (_ENTRY, saved.saved_key.numel())
     check(saved.saved_key, "saved_key", (tiles,), (torch.int32,))
     dtypes = (compute_dtype(x.query.dtype),)
     check(saved.saved_distance, "saved_distance", (entries,), dtypes)

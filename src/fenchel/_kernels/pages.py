@@ -185,7 +185,8 @@ class PagePool:
             run("append", self._problem(key, value, pages, lengths))
             return
         if self.layout == GPU and against_gpu(key) is None:
-            stored.append(self, key, value, pages, lengths, PAGE)
+            operands = key.resolve_neg(), value.resolve_neg()  # kernels read memory
+            stored.append(self, *operands, pages, lengths, PAGE)
             return
         if self.layout is not None:  # bytes of another time would be read as bounds
             self.layout = None

@@ -21,7 +21,7 @@ from fenchel._kernels.gpu.scores import (
 )
 
 MARGIN = tl.constexpr(4e-6)  # of rounding, relative to the distances
-LARGE = tl.constexpr(1e10)
+FARTHEST = tl.constexpr(30.0)  # that rounding of large scores moves a bound: e^30 is a number
 
 
 @triton.jit
@@ -57,8 +57,8 @@ def lower_bound(score, mass, sink, sink_mass, eps, STEPS: tl.constexpr, FAMILY: 
         total = tl.sum(p * mass, 1) + sink_p * sink_mass
         slope = tl.sum(w * mass, 1) + sink_w * sink_mass
         rest += tl.maximum(step(total, slope, eps, FAMILY), 0.0)
-    size = tl.minimum(tl.abs(centre), LARGE)  # beyond, the search would leave float32
-    rest -= MARGIN * (1.0 + tl.abs(rest) + size)
+    of_centre = tl.abs(centre) * MARGIN
+    rest -= MARGIN * (1.0 + tl.abs(rest)) + tl.minimum(of_centre, FARTHEST)
     low = rest - reach(eps, FAMILY)
     low -= MARGIN * tl.abs(low)
     return centre, rest, low, seen

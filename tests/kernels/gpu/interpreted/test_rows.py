@@ -259,3 +259,11 @@ def test_operators_pass_the_checks_of_torch():
         with fl.use("gpu"):
             verdicts = torch.library.opcheck(operator, tuple(plain))
         assert set(verdicts.values()) == {"SUCCESS"}, verdicts
+
+
+@pytest.mark.parametrize("keys", [100, 3000])
+@pytest.mark.parametrize("budget", [1.0, 2.5])
+def test_flat_rows_spend_their_budget(keys, budget):
+    with fl.use("gpu"):
+        weights = fl.solve(torch.zeros(1, keys), fl.Budget(budget)).weights
+    torch.testing.assert_close(weights, torch.full((1, keys), budget / keys), rtol=1e-6, atol=0.0)

@@ -229,6 +229,20 @@ def test_an_alpha_that_nobody_could_ask_about_gives_nan(queries, monkeypatch):
     torch.testing.assert_close(output[:, 1], on_gpu(q, k, v)[:, 1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("alpha", [1.01, 1.1, 1.5])
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9])
+def test_a_row_of_large_scores_is_right_and_alone(alpha, hidden):
+    """Where a mask of finite numbers hides a row whole; near alpha = 1 the search starts close."""
+    bias = torch.zeros(20, 37)
+    bias[3] = hidden
+    leaves, natives = trained(*operands()), trained(*operands())
+    output = on_gpu(*leaves, fl.Tsallis(alpha), attn_mask=bias)
+    expected = fl.attention(*natives, fl.Tsallis(alpha), attn_mask=bias)
+    found, wanted = (output, *gradients(output, leaves)), (expected, *gradients(expected, natives))
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
 def test_memory_is_linear():
     """Scratch does not grow with the square of the length: what a chunk takes is bounded."""
     from fenchel._kernels.attention_call import Arguments

@@ -119,6 +119,13 @@ def test_tokens_one_by_one_are_all_in_the_shadow():
     check_residuals(cache)
 
 
+def test_tokens_that_are_negated_later_are_negated():
+    key = draw(0, 1, 1, 20, 8)
+    cache = filled(torch._neg_view(key), torch._neg_view(key))
+    assert torch.equal(cache.key, -key)
+    assert torch.equal(cache.value, -key)
+
+
 def test_forks_have_shadows_of_their_own():
     key = draw(0, 1, 1, 20, 8)
     cache = filled(key, key)
