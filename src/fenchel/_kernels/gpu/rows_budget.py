@@ -95,7 +95,8 @@ def _threshold(z, row, keys, centre, whole, part, BLOCK: tl.constexpr, WHOLE: tl
         low = tl.where(excess >= 0, t, low)
         high = tl.where(excess >= 0, high, t)
         following = (inside + missing) / tl.maximum(free, 1).to(tl.float32)
-        fits = (free > 0) & (following >= low) & (following <= high)  # a fixed point is an end
+        inner = (following > low) & (following < high)
+        fits = (free > 0) & (inner | (following == t))  # a fixed point is the end
         following = tl.where(fits, following, low + (high - low) * 0.5)
         done = (excess == 0) | (tl.abs(following - t) <= _ROUNDING)
         t = tl.where(excess == 0, t, following)
