@@ -30,7 +30,7 @@ class Calls:
     """What is measured. shapes: heads of the query, heads of the keys, components of each."""
 
     shapes: tuple[tuple[int, int, int], ...] = ((32, 8, 128), (9, 3, 64))
-    keys: tuple[int, ...] = (512, 2048, 8192, 32768)
+    keys: tuple[int, ...] = (64, 256, 512, 2048, 8192, 32768)
     deviations: tuple[float, ...] = (1.0, 4.0)  # of the scores
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     queries: int = 8  # asked in turn

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import fenchel as fl
 from fenchel._numerics import at_hand, has, readable
 from tests.waiting import Waited, forbidden
 
@@ -70,3 +71,17 @@ def test_in_passing_nothing_is_read_there():
     with forbidden():
         assert readable(X)
         assert not at_hand(X)
+
+
+def test_softmax_that_nobody_looks_at_is_the_same():
+    """Rows that are empty or have no answer among them, and their gradients."""
+    inf, nan = torch.inf, torch.nan
+    rows = [[1.0, 2, -1], [-inf, -inf, -inf], [0, nan, 1], [inf, 0, 1], [-inf, 3, 3e38]]
+    scores = torch.tensor(rows, requires_grad=True)
+    seen = fl.softmax(scores)
+    with forbidden():
+        unseen = fl.softmax(scores)
+    torch.testing.assert_close(unseen, seen, equal_nan=True, rtol=0, atol=0)
+    pair = [torch.autograd.grad(p[:, 1].nansum(), scores)[0] for p in (unseen, seen)]
+    torch.testing.assert_close(*pair, rtol=0, atol=0)
+    assert pair[0][0].any()

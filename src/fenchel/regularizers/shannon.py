@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._implicit import tilt
-from fenchel._numerics import at_hand, where
+from fenchel._numerics import at_hand, readable, where
 from fenchel.priors.measure import Base
 from fenchel.regularizers.contract import (
     Curvature,
@@ -60,9 +60,13 @@ class Shannon(Regularizer):
     def weigh(self, scores: Tensor) -> Tensor | None:
         if isinstance(self.temperature, Tensor) or self.temperature != 1:
             return None  # scores are divided after their anchor is taken off, not before
+        if not readable(scores):
+            return None
+        if not at_hand(scores):
+            return _softmax_unseen(scores)
         weights = torch.softmax(scores, -1)
         first = weights[..., 0]  # torch makes a whole row NaN, or nothing of it
-        return weights if at_hand(first) and not bool(first.isnan().any()) else None
+        return None if bool(first.isnan().any()) else weights
 
     def maximize(self, scores: Tensor, base: Base) -> Maximum:
         tau = per_row(self.temperature, scores, "temperature")
@@ -116,6 +120,14 @@ def clamp_scaled(scores: Tensor) -> Tensor:
     """Keep scores / temperature finite: beyond this a key has no weight in any family."""
     limit = torch.finfo(scores.dtype).max ** 0.5
     return scores.clamp(-limit, limit)
+
+
+def _softmax_unseen(scores: Tensor) -> Tensor:
+    """Where nobody looks whether a row is empty (zeros) or has no answer (NaN, no gradient)."""
+    top = scores.detach().amax(-1, keepdim=True)  # NaN where the row has one
+    solvable = top.isfinite()
+    other = torch.where(top == -math.inf, 0.0, math.nan).to(scores.dtype)
+    return torch.where(solvable, torch.softmax(where(solvable, scores, 0.0), -1), other)
 
 
 def _softmax(logits: Tensor, base: Base) -> tuple[Tensor, Tensor]:

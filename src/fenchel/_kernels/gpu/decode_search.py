@@ -9,7 +9,7 @@ import triton.language as tl
 
 from fenchel._kernels.gpu.bound import MARGIN
 from fenchel._kernels.gpu.decode import entry_of, row_of, sinks_of
-from fenchel._kernels.gpu.family import INF, is_strange, moves_on, room, step, weigh
+from fenchel._kernels.gpu.family import INF, advance, is_strange, room, weigh
 from fenchel._kernels.gpu.scores import load_eps, load_limits, masses
 
 
@@ -132,9 +132,7 @@ def search(x, found, splits, BM: tl.constexpr, SPLIT: tl.constexpr, CAPACITY: tl
             p, w = weigh(s - centre[:, None] - rest[:, None], eps[:, None], FAMILY)
             total += tl.sum(p * m, 1)
             slope += tl.sum(w * m, 1)
-        change = tl.where(broken, 0.0, step(total, slope, eps, FAMILY))
-        going = tl.max(moves_on(change, total, slope, eps, FAMILY).to(tl.int32))
-        rest += change
+        rest, going = advance(rest, total, slope, eps, broken, FAMILY)
         k += 1
     put_weights(
         x, found, bh, i, place, eps, parts, centre, rest, broken, first, last, splits, SPLIT,

@@ -131,6 +131,15 @@ def moves_on(change, mass, slope, eps, FAMILY: tl.constexpr):
 
 
 @triton.jit
+def advance(rest, mass, slope, eps, broken, FAMILY: tl.constexpr):
+    """(the offsets after one of Newton's steps, whether another can change one). Rows that are
+    broken stay where they are."""
+    change = tl.where(broken, 0.0, step(mass, slope, eps, FAMILY))
+    going = tl.max(moves_on(change, mass, slope, eps, FAMILY).to(tl.int32))
+    return rest + change, going
+
+
+@triton.jit
 def log_slope(d, eps):
     """d log weight / d eps at fixed score and offset. For rows that are not gentle its part
     -1 / (eps^2 y) is left out: against a centred gradient it sums to zero."""

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fenchel._kernels.gpu.family import moves_on, step, weigh
+from fenchel._kernels.gpu.family import advance, weigh
 from fenchel._kernels.gpu.lists import keep, put
 from fenchel._kernels.gpu.scores import (
     cleaned,
@@ -55,9 +55,7 @@ def search_tiles(x, q, keys, blocks, count, bh, i, first, last, whole, partial, 
             )  # fmt: skip
             total += tl.sum(p * m, 1)
             slope += tl.sum(w * m, 1)
-        change = tl.where(broken, 0.0, step(total, slope, eps, FAMILY))
-        going = tl.max(moves_on(change, total, slope, eps, FAMILY).to(tl.int32))
-        rest += change
+        rest, going = advance(rest, total, slope, eps, broken, FAMILY)
         k += 1
     return rest
 
