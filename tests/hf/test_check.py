@@ -283,3 +283,15 @@ def test_a_part_is_led_back_alone():
     held = {name.split(".")[0] for name in model.state_dict() if "fenchel" in name}
     assert held == {"text_model"}
     assert "fenchel_attention" not in model.config.to_dict(), "it says what all of them hold"
+
+
+def test_the_table_names_what_each_attention_holds():
+    model = hf.convert(
+        tiny("llama"), fl.nn.LearnedTsallis(4), skip="*.layers.0.*", allow_partial=True
+    )
+    first, second = (row.now for row in hf.check(model).rows)
+    assert first == "Shannon(temperature=1.0)"
+    assert second == "Tsallis, alpha 1.5 to 1.5"
+    with torch.no_grad():
+        model.model.layers[1].self_attn.fenchel_regularizer.raw[0] = 100.0
+    assert hf.check(model).rows[1].now == "Tsallis, alpha 1.5 to 2"

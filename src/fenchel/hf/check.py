@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from fenchel.hf.held import REGULARIZER_ATTRIBUTE
+from fenchel.hf.names import PER_MODULE
 from fenchel.hf.survey import Site, survey
 from fenchel.hf.trial import ASKS, BY_HAND, FUSED, MULTIHEAD
+from fenchel.regularizers.contract import resolve_regularizer
 
 _WAYS = {
     ASKS: "asks transformers for its function",
@@ -111,4 +114,19 @@ def _now(site: Site) -> str:
         return "fenchel" if ours else "softmax"
     name = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "softmax")
     exchanged = "forward" in vars(module) and type(module.forward).__name__ == "ExchangedForward"
-    return name if site.how == ASKS else ("fenchel" if exchanged else "softmax")
+    if site.how != ASKS:
+        return "fenchel" if exchanged else "softmax"
+    held = getattr(module, REGULARIZER_ATTRIBUTE, None)
+    return _words(held) if name == PER_MODULE and held is not None else name
+
+
+def _words(held: nn.Module) -> str:
+    """Of the regulariser that an attention holds."""
+    if any(x.is_meta for x in (*held.parameters(), *held.buffers())):
+        return f"{PER_MODULE}, on meta"
+    omega = resolve_regularizer(held)
+    alpha = getattr(omega, "alpha", None)
+    if not isinstance(alpha, Tensor):
+        return str(omega)
+    low, high = (float(x) for x in alpha.detach().aminmax())
+    return f"{type(omega).__name__}, alpha {low:.3g} to {high:.3g}"
